@@ -1,0 +1,23 @@
+"""The language in which architectures are written.
+
+``from draftsmith.dsl import arch, block, graph, ...`` gives everything a file in ``graphs/`` needs.
+"""
+
+from . import feeds, nn, ops
+from .arch import Architecture, arch, graph, option, tap, tap_last
+from .block import block
+from .contract import Contract, argmax_rows
+from .decoder import DecoderHparams, rope
+from .dtypes import GGMLType
+from .expr import log, maximum, minimum, sqrt
+from .feeds import Feed, n_outputs, n_tokens
+from .ir import Value
+from .layers import Layer
+from .loops import counted
+from .specs import KVCache, LayerKey, boolean, f32, int_list, kv_cache, matrix, tensor, text, u32
+
+__all__ = [
+    "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "Value", "arch",
+    "argmax_rows", "block", "boolean", "counted", "f32", "feeds", "graph", "int_list", "kv_cache", "log", "matrix", "maximum",
+    "minimum", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "text", "u32",
+]

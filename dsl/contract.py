@@ -1,0 +1,71 @@
+"""The contract between a drafter and its target, as data.
+
+Most faults that users of drafters suffer are a breach of this contract that nobody checked: the text stays right
+and acceptance falls. So a drafter declares what it needs, and :mod:`draftsmith.pairing` checks it against a target
+before the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Proposal(Protocol):
+    """Turns the outputs of one block into drafted tokens.
+
+    ``outputs``: the rows of one block of each named output, first axis = position in the block. ``first_row``: first row
+    that predicts. ``n_max``: most tokens wanted. ``p_min``: stop before a token less likely than this; what "likely" means is
+    the drafter's. Returns the token ids.
+    """
+
+    def __call__(
+        self, outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a drafter needs of its target and how its block is laid out. Names are hparams or keys of the drafter.
+
+    ``features``: list-valued hparam with target layers whose *input* stream is tapped (id ``n_layer``: the stream behind
+    the last one); rows are concatenated in this order. ``width``: hparam that must equal the target's hidden size.
+    ``vocab``: hparam that must equal the target's vocabulary. ``block_size``: hparam with the trained block.
+    ``mask_token``: hparam with the id that fills the block behind the anchor.
+    ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
+    predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
+    reads, in greedy mode, by whether p_min is in use.
+    """
+
+    features: str
+    width: str
+    vocab: str
+    block_size: str
+    mask_token: str
+    first_row: Callable[[Any], int]
+    propose: Proposal
+    outputs: Callable[[float], Sequence[str]]
+    inject: str = "inject"
+    draft: str = "draft"
+    tap: str = "layer_input"
+
+
+def argmax_rows(
+    outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
+) -> list[int]:
+    """The plain proposal: each row's most likely token, until one is less likely than ``p_min`` (softmax over the ten
+    largest logits, as llama.cpp's drafting sampler has it)."""
+    ids = outputs["argmax"][first_row:]
+    if p_min <= 0:
+        return [int(t) for t in ids[:n_max]]
+    drafted: list[int] = []
+    for token, logits in zip(ids, outputs["top_logits"][first_row:], strict=True):
+        z = np.asarray(logits, dtype=np.float64)
+        if 1.0 / np.exp(z - z.max()).sum() < p_min or len(drafted) == n_max:
+            break
+        drafted.append(int(token))
+    return drafted

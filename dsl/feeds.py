@@ -1,0 +1,113 @@
+"""Host inputs of a graph.
+
+Common feeds are built in: token ids, positions, wanted rows, target features, the mask and cell indices of a
+cache. An unusual one is :class:`Feed` with a NumPy function beside the graph. The runtime evaluates feeds for
+every batch; the graph only sees a tensor of the declared shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import trace
+from .dtypes import GGMLType
+from .expr import Atom, Flag, Scope, Sym, SymLike
+from .ir import Kind, Ref, Value
+
+if TYPE_CHECKING:
+    from .bind import BoundModel
+    from .specs import KVCache
+
+n_tokens = Atom(Scope.DIM, "n_tokens")
+"""Rows of the batch."""
+n_outputs = Atom(Scope.DIM, "n_outputs")
+"""Rows that are wanted behind the last layer."""
+
+flash_attn = Flag(Scope.OPTION, "flash_attn")
+"""Whether attention is one fused op."""
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """A host input: ``compute`` gets the batch (``draftsmith.batch.Batch``) and returns the array, in NumPy order
+    (``dims`` reversed), of the dtype. Built-in feeds have no function: the runtime knows their names."""
+
+    name: str
+    dtype: GGMLType
+    dims: tuple[SymLike, ...]
+    compute: Callable[[Any], NDArray[Any]] | None = None
+
+
+tokens = Feed("tokens", GGMLType.i32, (n_tokens,))
+"""Token ids of the batch."""
+positions = Feed("pos", GGMLType.i32, (n_tokens,))
+"""Position of each token in its sequence. Not a token count: after an image the two differ."""
+out_rows = Feed("out_rows", GGMLType.i32, (n_outputs,))
+"""Which rows of the batch are wanted."""
+
+
+def features(width: SymLike) -> Feed:
+    """Rows of target features, one a token, instead of token ids."""
+    return Feed("features", GGMLType.f32, (width, n_tokens))
+
+
+class KVView(NamedTuple):
+    """One layer's cache with what a batch needs to use it.
+
+    ``k``, ``v``: rows of all cells, ``[width, n_cells]``. ``cells``: where the batch's rows go, i64 ``[n_tokens]``.
+    ``mask``: 0 or -inf for each cell and token, ``[n_kv, n_tokens]``. ``n_kv``: cells in use, rounded up.
+    ``hadamard_k``, ``hadamard_v``: the matrices [n, n] that rotate what is stored; None where the cache is not rotated.
+    """
+
+    k: Value
+    v: Value
+    cells: Value
+    mask: Value
+    n_kv: Sym
+    hadamard_k: Value | None
+    hadamard_v: Value | None
+
+
+def cache_group(spec: KVCache, sliding: bool) -> str:
+    """The name of the set of cells that a layer's cache uses: all layers of a kind share positions."""
+    return f"{spec.name}_swa" if sliding else spec.name
+
+
+def kv_view(model: BoundModel, spec: KVCache, il: int, sliding: bool) -> KVView:
+    tracer = trace.current()
+    group = cache_group(spec, sliding)
+    n_kv = Atom(Scope.DIM, f"n_{group}")
+    n_cells = Atom(Scope.DIM, f"n_cells_{group}")
+    mask_type = GGMLType.f16 if flash_attn.value else GGMLType.f32
+
+    def state(part: str, width: Sym, dtype: GGMLType) -> Value:
+        field = f"{spec.name}.{part}"
+        return Value((width, n_cells), dtype, Kind.STATE, name=field, ref=Ref(field, il))
+
+    def rotation(part: str) -> Value | None:
+        if not Flag(Scope.OPTION, f"rotate_{part}_{spec.name}"):
+            return None
+        n = Atom(Scope.DIM, f"n_rot_{part}_{spec.name}")
+        return tracer.feed(f"{spec.name}_hadamard_{part}", (n, n), GGMLType.f32)
+
+    return KVView(
+        k=state("k", spec.k, model.options.type_k),
+        v=state("v", spec.v, model.options.type_v),
+        cells=tracer.feed(f"{group}_cells", (n_tokens,), GGMLType.i64),
+        mask=tracer.feed(f"{group}_mask", (n_kv, n_tokens), mask_type),
+        n_kv=n_kv,
+        hadamard_k=rotation("k"),
+        hadamard_v=rotation("v"),
+    )
+
+
+def as_f16_mask(visible: NDArray[np.bool_], dtype: GGMLType) -> NDArray[Any]:
+    """0 where visible, -inf elsewhere, in the mask's element type."""
+    out = np.full(visible.shape, -np.inf, dtype=dtype.numpy_dtype)
+    out[visible] = 0
+    return out

@@ -1,0 +1,57 @@
+"""A layer as the author sees it: ``layer.attn_q``, ``layer.kv``, ``layer.is_swa``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import trace
+from .errors import GraphError
+from .expr import Atom, Flag, Scope
+from .feeds import KVView, kv_view
+from .specs import KVCache, LayerKey, Tensor
+
+if TYPE_CHECKING:
+    from .bind import BoundModel
+
+
+class Layer:
+    """Base of the class in which an architecture declares what one layer has. Never instantiated."""
+
+
+class LayerView:
+    """Layer ``il`` of a model being traced."""
+
+    def __init__(self, model: BoundModel, il: int) -> None:
+        self._model = model
+        self.il = il
+
+    @property
+    def is_first(self) -> Flag:
+        return Flag(Scope.LAYER, "is_first", self.il == 0)
+
+    @property
+    def is_last(self) -> Flag:
+        return Flag(Scope.LAYER, "is_last", self.il == self._model.n_layer - 1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        spec = self._model.layer_specs.get(name)
+        if isinstance(spec, Tensor):
+            return self._model.weight(spec, self.il)
+        if isinstance(spec, KVCache):
+            return self._cache(spec)
+        if isinstance(spec, LayerKey):
+            value = self._model.layer_values[self.il][name]
+            if spec.kind is bool:
+                return Flag(Scope.LAYER, name, value)
+            return Atom(Scope.LAYER, name, spec.kind is float, value)
+        place = trace.here()
+        raise GraphError(
+            f"a layer of {self._model.name} declares no {name!r}; it has {', '.join(self._model.layer_specs)}"
+            + (f"\n{place.excerpt()}" if place else "")
+        )
+
+    def _cache(self, spec: KVCache) -> KVView:
+        sliding = spec.sliding is not None and bool(getattr(self, spec.sliding))
+        return kv_view(self._model, spec, self.il, sliding)

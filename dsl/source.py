@@ -1,0 +1,156 @@
+"""Which line of the author's file made a value, and what name the author gave it.
+
+CPython 3.11 and later know the line and columns of every call; the statement around it gives the target of
+the assignment, which becomes the name of the value in the IR, in C++ and in messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+_HERE = Path(__file__).resolve().parent
+# Modules of the language itself: their frames are neither the author's nor a source of names.
+_MACHINERY = {
+    str(_HERE / name)
+    for name in (
+        "source.py", "trace.py", "op.py", "ir.py", "expr.py", "arch.py", "block.py", "layers.py", "loops.py",
+        "specs.py",
+    )
+} | {str(path) for path in (_HERE / "ops").glob("*.py")}
+_LIBRARY = str(_HERE)
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the author's file; columns count from 0."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    function: str
+    target: str | None
+    statement: tuple[str, int, int]
+
+    @property
+    def short(self) -> str:
+        """``graphs/dflash.py:88``: the last two parts of the path."""
+        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}"
+
+    def excerpt(self) -> str:
+        """The line with a caret under the expression."""
+        text = linecache.getline(self.file, self.line).rstrip("\n")
+        if not text:
+            return f"  {self.short}"
+        end = self.end_column if self.end_column > self.column else self.column + 1
+        # Columns are byte offsets; for the caret characters are wanted.
+        lead = len(text.encode()[: self.column].decode(errors="replace"))
+        width = max(1, min(end, len(text.encode())) - self.column)
+        return f"  {self.short}\n    {text}\n    {' ' * lead}{'^' * width}"
+
+
+@dataclass(frozen=True)
+class _Statement:
+    first: int
+    last: int
+    targets: tuple[str | None, ...]  # one per element of a tuple assignment, else one
+    elements: tuple[tuple[int, int, int, int], ...]  # where each element of the right side lies
+
+    def target_at(self, line: int, column: int) -> str | None:
+        if len(self.targets) == 1:
+            return self.targets[0]
+        for target, (l0, c0, l1, c1) in zip(self.targets, self.elements, strict=False):
+            if (l0, c0) <= (line, column) < (l1, c1):
+                return target
+        return None
+
+
+def _name_of(target: ast.expr) -> str | None:
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _describe(node: ast.stmt) -> _Statement:
+    targets: tuple[str | None, ...] = (None,)
+    elements: tuple[tuple[int, int, int, int], ...] = ()
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        left, right = node.targets[0], node.value
+        if isinstance(left, ast.Tuple) and isinstance(right, ast.Tuple):
+            targets = tuple(_name_of(t) for t in left.elts)
+            elements = tuple(
+                (e.lineno, e.col_offset, e.end_lineno or e.lineno, e.end_col_offset or 0) for e in right.elts
+            )
+        else:
+            targets = (_name_of(left),)
+    elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+        targets = (_name_of(node.target),)
+    return _Statement(node.lineno, node.end_lineno or node.lineno, targets, elements)
+
+
+@lru_cache(maxsize=64)
+def _statements(file: str) -> dict[int, _Statement]:
+    """Simple statements of a file by line; of nested ones the innermost."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, _Statement] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)):
+            statement = _describe(node)
+            for line in range(statement.first, statement.last + 1):
+                found[line] = statement
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _columns(code: CodeType, instruction: int) -> tuple[int, int, int]:
+    """Line, first and last column of one instruction."""
+    positions = next(itertools.islice(code.co_positions(), instruction, None), (None, None, None, None))
+    line, end_line, column, end_column = positions
+    if line is None:
+        return code.co_firstlineno, 0, 0
+    return line, column or 0, (end_column or 0) if end_line == line else 0
+
+
+def here() -> Position | None:
+    """The innermost place in an author's file that is being executed, with the name being assigned.
+
+    The position is that of the first frame outside the ``dsl`` package. The name is that of the innermost
+    assignment, helpers of ``dsl/nn.py`` included: they name the inner steps of an attention.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    target: str | None = None
+    settled = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file not in _MACHINERY:
+            line, column, end_column = _columns(frame.f_code, frame.f_lasti // 2)
+            statement = _statements(file).get(line)
+            if not settled and statement is not None:
+                target = statement.target_at(line, column)
+                settled = target is not None
+            if not file.startswith(_LIBRARY):
+                first, last = (statement.first, statement.last) if statement else (line, line)
+                return Position(
+                    file, line, column, end_column, frame.f_code.co_name, target, (file, first, last)
+                )
+        frame = frame.f_back
+    return None
+
+
+def of_function(function: object) -> Position | None:
+    """Where a function was defined."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    return Position(
+        code.co_filename, code.co_firstlineno, 0, 0, code.co_name, None,
+        (code.co_filename, code.co_firstlineno, code.co_firstlineno),
+    )
