@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
-
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import BackendError
+from numpy.typing import NDArray
 
 from .runtime_lib import runtime
 
@@ -137,7 +136,8 @@ class Backends(_Handle):
 
     def __init__(self, devices: Sequence[str] = (), n_threads: int = 0) -> None:
         _, lib = runtime()
-        super().__init__(lib.ds_backends_new(_strings(devices), len(devices), n_threads), lib.ds_backends_free)
+        pointer = lib.ds_backends_new(_strings(devices), len(devices), n_threads)
+        super().__init__(pointer, lib.ds_backends_free)
 
     @property
     def n_threads(self) -> int:
@@ -268,7 +268,6 @@ class _Plan:
     outputs: Any
     taps: Any
     sizes: tuple[int, int, int, int]
-    keep: list[Any]
 
 
 class NativeContext(_Handle):
@@ -293,6 +292,7 @@ class NativeContext(_Handle):
         self._model = model
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._state = {(desc.name, desc.il): desc for desc in state}
+        self._info = (ffi.new("int32_t[1]"), ffi.new("int64_t[4]"), ffi.new("uint64_t[1]"))
 
     def run(
         self,
@@ -337,17 +337,14 @@ class NativeContext(_Handle):
         ggml does not keep the rank of a tensor: trailing dims of 1 (leading ones in NumPy) are dropped
         unless ``ndim`` says how many there are.
         """
-        ffi, lib = self._ffi, self._lib
-        c_name = _c_string(name)
-        info = ffi.new("struct { int32_t type; int64_t ne[4]; uint64_t nbytes; } *")
-        kind = ffi.addressof(info, "type")
-        n_bytes = ffi.addressof(info, "nbytes")
-        if lib.ds_result_info(self.handle, c_name, il, kind, info.ne, n_bytes) != 0:
+        lib, c_name = self._lib, _c_string(name)
+        kind, ne, n_bytes = self._info
+        if lib.ds_result_info(self.handle, c_name, il, kind, ne, n_bytes) != 0:
             raise _error()
-        array = _empty(name, info.type, tuple(info.ne), ndim)
-        if lib.ds_result_get(self.handle, c_name, il, ffi.from_buffer(array), array.nbytes) != 0:
+        array = _empty(name, kind[0], tuple(ne), ndim)
+        if lib.ds_result_get(self.handle, c_name, il, self._ffi.from_buffer(array), array.nbytes) != 0:
             raise _error()
-        return _readable(array, info.type)
+        return _readable(array, kind[0])
 
     def nodes(self) -> list[NodeInfo]:
         """Return the nodes of the last graph in the order of their computation."""
@@ -360,8 +357,9 @@ class NativeContext(_Handle):
         for i in range(count):
             if lib.ds_node_get(self.handle, i, node) != 0:
                 raise _error()
-            name, op, backend = (ffi.string(s).decode(errors="replace") for s in (node.name, node.op, node.backend))
-            result.append(NodeInfo(name, op, backend, GGMLType(node.type), tuple(node.ne), self._node_data(node)))
+            kind = GGMLType.from_id(node.type)
+            name, op, backend = map(_text, (node.name, node.op, node.backend))
+            result.append(NodeInfo(name, op, backend, kind, tuple(node.ne), self._node_data(node)))
         return result
 
     def _node_data(self, node: Any) -> Array | None:
@@ -379,7 +377,14 @@ class NativeContext(_Handle):
         s = self._ffi.new("ds_stats *")
         self._lib.ds_get_stats(self.handle, s)
         return Stats(
-            s.n_runs, s.n_builds, s.n_nodes, s.n_splits, s.compute_bytes, s.state_bytes, s.build_us, s.compute_us
+            s.n_runs,
+            s.n_builds,
+            s.n_nodes,
+            s.n_splits,
+            s.compute_bytes,
+            s.state_bytes,
+            s.build_us,
+            s.compute_us,
         )
 
     def clear(self) -> None:
@@ -390,7 +395,12 @@ class NativeContext(_Handle):
         """Return a copy of a state tensor in NumPy order."""
         desc = self._state_desc(name, il)
         array = _empty(name, desc.type.id, _padded(desc.ne), len(desc.ne))
-        if self._lib.ds_state_get(self.handle, _c_string(name), il, self._ffi.from_buffer(array), array.nbytes) != 0:
+        if (
+            self._lib.ds_state_get(
+                self.handle, _c_string(name), il, self._ffi.from_buffer(array), array.nbytes
+            )
+            != 0
+        ):
             raise _error()
         return array
 
@@ -428,15 +438,19 @@ class NativeContext(_Handle):
         sizes = (len(dims), len(inputs), len(outputs), len(taps))
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = _Plan(number, c_dims, c_inputs, c_outputs, c_taps, sizes, [])
+        plan = _Plan(number, c_dims, c_inputs, c_outputs, c_taps, sizes)
         self._plans[key] = plan
         return plan
 
 
 def _error() -> BackendError:
-    ffi, lib = runtime()
-    line = ffi.string(lib.ds_last_error()).decode(errors="replace")
-    return BackendError(line or "the runtime failed without a message")
+    _, lib = runtime()
+    return BackendError(_text(lib.ds_last_error()) or "the runtime failed without a message")
+
+
+def _text(c_string: Any) -> str:
+    ffi, _ = runtime()
+    return str(ffi.string(c_string).decode(errors="replace"))
 
 
 @cache
@@ -468,7 +482,7 @@ def _rank(ne: tuple[int, ...]) -> int:
 @cache
 def _numpy_dtype(type_id: int) -> np.dtype[Any] | None:
     """Return the dtype that holds elements of a ggml type; bf16 as raw 16-bit words."""
-    return np.dtype("<u2") if type_id == _BF16 else GGMLType(type_id).numpy_dtype
+    return np.dtype("<u2") if type_id == _BF16 else GGMLType.from_id(type_id).numpy_dtype
 
 
 def _empty(name: str, type_id: int, ne: tuple[int, ...], ndim: int | None) -> Array:
@@ -479,7 +493,7 @@ def _empty(name: str, type_id: int, ne: tuple[int, ...], ndim: int | None) -> Ar
         rank = ndim
     dtype = _numpy_dtype(type_id)
     if dtype is None:
-        raise BackendError(f"'{name}' is {GGMLType(type_id)}, which has no NumPy type")
+        raise BackendError(f"'{name}' is {GGMLType.from_id(type_id)}, which has no NumPy type")
     return np.empty(ne[:rank][::-1], dtype)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 from draftsmith.dsl.errors import BuildError
 from draftsmith.ggml import cache_dir
@@ -26,7 +27,9 @@ CXXFLAGS = ("-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidd
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 LOG = "build.log"
 
-_ERROR = re.compile(r"^\S.*?: (?:fatal )?error: .*$|^.*undefined reference to .*$|^Undefined symbols.*$", re.MULTILINE)
+_ERROR = re.compile(
+    r"^\S.*?: (?:fatal )?error: .*$|^.*undefined reference to .*$|^Undefined symbols.*$", re.MULTILINE
+)
 
 
 class CompileError(BuildError):
@@ -36,7 +39,9 @@ class CompileError(BuildError):
     """
 
     def __init__(self, name: str, first_error: str, source: Path, log: str) -> None:
-        super().__init__(f"{name} does not compile: {first_error}\n  source: {source}\n  log:    {source.parent / LOG}")
+        super().__init__(
+            f"{name} does not compile: {first_error}\n  source: {source}\n  log:    {source.parent / LOG}"
+        )
         self.first_error = first_error
         self.source = source
         self.log = log
@@ -59,7 +64,9 @@ def find_compiler() -> Compiler:
         programs = [path for word in command if (path := shutil.which(word))]
         if programs and shutil.which(command[0]):
             return Compiler(tuple(command), " ".join([*command, *map(_stat_identity, programs)]))
-    looked = f"$CXX is {wanted!r}, which is not a program" if wanted else "looked on PATH for c++, g++, clang++"
+    looked = (
+        f"$CXX is {wanted!r}, which is not a program" if wanted else "looked on PATH for c++, g++, clang++"
+    )
     hint = "xcode-select --install" if sys.platform == "darwin" else "the package build-essential or gcc-c++"
     raise BuildError(f"no C++ compiler found ({looked}); install one ({hint}) or set CXX")
 
@@ -184,8 +191,8 @@ def _write_build(
     else:
         link = ["-shared", "-Wl,--no-undefined", f"-Wl,-soname,{output}", *rpaths]
 
-    with open(work / "build.ninja", "w", encoding="utf-8") as file:
-        ninja = Writer(file)
+    with open(work / "build.ninja", "w", encoding="utf-8") as script:
+        ninja = Writer(cast(Any, script))  # ninja's own hint asks for a str and writes to it
         ninja.variable("cxx", _shell(compiler.command))
         ninja.variable("cxxflags", _shell([*cxxflags, *includes]))
         ninja.variable("ldflags", _shell(link))
@@ -197,8 +204,9 @@ def _write_build(
         objects = []
         for source in sorted(texts):
             if source.endswith((".cpp", ".cc")):
-                objects += ninja.build(f"{Path(source).stem}.o", "cxx", source)
-        ninja.build(output, "link", objects)
+                objects.append(f"{Path(source).stem}.o")
+                ninja.build([objects[-1]], "cxx", [source])
+        ninja.build([output], "link", objects)
         ninja.default(output)
 
 
@@ -213,7 +221,12 @@ def _run_ninja(name: str, work: Path, texts: Mapping[str, str], failed: Path) ->
     environment = {**os.environ, "LC_ALL": "C"}  # English, so that the first error can be found
     try:
         done = subprocess.run(
-            [program, "-C", str(work)], capture_output=True, text=True, errors="replace", env=environment, check=False
+            [program, "-C", str(work)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            check=False,
         )
     except OSError as error:
         raise BuildError(f"cannot run {program}: {(error.strerror or str(error)).lower()}") from error
@@ -223,7 +236,11 @@ def _run_ninja(name: str, work: Path, texts: Mapping[str, str], failed: Path) ->
         return
 
     found = _ERROR.search(log)
-    first = found[0].strip() if found else next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
+    first = (
+        found[0].strip()
+        if found
+        else next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
+    )
     shutil.rmtree(failed, ignore_errors=True)
     failed.parent.mkdir(exist_ok=True)
     shutil.copytree(work, failed, ignore=shutil.ignore_patterns("*.o", ".ninja*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def build_runtime(install: GgmlInstall) -> Path:
     return build_library(
         "draftsmith-runtime",
         sorted(RUNTIME_DIR.glob("*.cpp")),
+        include_dirs=[RUNTIME_DIR, install.include_dir],
+        libs=link_libraries(install),
+        key_extra=install.key,
+    )
+
+
+def build_architecture(
+    name: str, sources: Mapping[str, str] | Sequence[Path], install: GgmlInstall | None = None
+) -> Path:
+    """Return the library of generated sources, for ``NativeModel``."""
+    install = install or draftsmith.ggml.ensure()
+    return build_library(
+        name,
+        sources,
         include_dirs=[RUNTIME_DIR, install.include_dir],
         libs=link_libraries(install),
         key_extra=install.key,

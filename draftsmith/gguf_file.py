@@ -190,7 +190,8 @@ class TensorInfo:
         """The elements as numbers, in NumPy's order of axes (``ne`` reversed).
 
         A read-only view of the file where its elements have the wanted type already. Raises
-        GGUFError for a type that has no decoder (q8_1, q8_K: types of activations).
+        GGUFError for a type that has no decoder: q8_1 and q8_K, which are types of activations, and
+        those that the installed gguf package does not know (q1_0, q2_0 in 0.19).
         """
         shape = self.ne[::-1]
         plain = self.type.numpy_dtype
@@ -215,7 +216,7 @@ class TensorInfo:
                 floats: NDArray[np.float32] = quants.dequantize(rows, gguf.GGMLQuantizationType(self.type.id))
         except (NotImplementedError, ValueError):
             raise GGUFError(
-                f"{self._path}: tensor '{_shown(self.name)}' is of type {self.type}, "
+                f"{self._path}: tensor '{shown(self.name)}' is of type {self.type}, "
                 f"which the installed gguf package cannot decode"
             ) from None
         return floats
@@ -379,8 +380,8 @@ class _Reader:
             start = self.pos
             key = self.name(f"the key of metadata entry {i}", _MAX_KEY_BYTES)
             if key in entries:
-                raise self.fail(f"metadata key '{_shown(key)}' appears twice", start)
-            entries[key] = self.value(f"key '{_shown(key)}'")
+                raise self.fail(f"metadata key '{shown(key)}' appears twice", start)
+            entries[key] = self.value(f"key '{shown(key)}'")
         return entries
 
     def value(self, what: str) -> Value:
@@ -483,15 +484,15 @@ class _Reader:
             start = self.pos
             name = self.name(f"the name of tensor {i}", _MAX_NAME_BYTES)
             if name in found:
-                raise self.fail(f"tensor name '{_shown(name)}' appears twice", start)
-            found[name] = self.tensor(f"tensor '{_shown(name)}'", alignment)
+                raise self.fail(f"tensor name '{shown(name)}' appears twice", start)
+            found[name] = self.tensor(f"tensor '{shown(name)}'", alignment)
         data_start = -(-self.pos // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, (ne, type, offset, nbytes, at) in found.items():
             begin = data_start + offset
             if begin + nbytes > self.size:
                 raise self.fail(
-                    f"the data of tensor '{_shown(name)}' take bytes {begin} to {begin + nbytes}, "
+                    f"the data of tensor '{shown(name)}' take bytes {begin} to {begin + nbytes}, "
                     f"but the file has {self.size}",
                     at,
                 )
@@ -538,7 +539,7 @@ class _Reader:
         for tensor in sorted(tensors.values(), key=lambda t: t.offset):
             if last is not None and tensor.offset < last.offset + last.nbytes:
                 raise self.fail(
-                    f"the data of tensors '{_shown(last.name)}' and '{_shown(tensor.name)}' overlap",
+                    f"the data of tensors '{shown(last.name)}' and '{shown(tensor.name)}' overlap",
                     tensor.offset,
                 )
             last = tensor
@@ -552,7 +553,7 @@ def _short_strings(buffer: mmap.mmap, pos: int, n: int) -> Iterator[int]:
     yield pos
 
 
-def _shown(name: str) -> str:
-    """A name from the file, fit for one line of a message: escaped, and cut where it is long."""
+def shown(name: str) -> str:
+    """A text from a file, fit for one line of a message: escaped, and cut where it is long."""
     text = name if name.isprintable() else name.encode("unicode_escape").decode()
     return text if len(text) <= 100 else text[:97] + "..."

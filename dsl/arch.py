@@ -142,6 +142,7 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
     """Run one graph method and return what it built. ``dims`` are the run-time dims' values for this trace."""
     spec = type(model.arch).graphs()[name]
     tracer = trace.Tracer(model.blocks)
+    tracer.body.position = spec.position
     with model.binding(dims), trace.tracing(tracer):
         feeds: dict[str, Value] = {}
         for parameter, feed in spec.feeds.items():
@@ -162,4 +163,6 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
             isinstance(node, Apply) and node.op.writes_state for _, node in body.walk()
         ):
             raise GraphError(f"graph {name} has no output and writes no state")
-    return Graph(name, body, outputs, tracer.feeds, tracer.guards, tracer.loops, spec.doc, spec.position)
+    needed = {id(v) for _, node in body.walk() for v in node.inputs} | {id(v) for v in body.results}
+    feeds = {n: v for n, v in tracer.feeds.items() if id(v) in needed}
+    return Graph(name, body, outputs, feeds, tracer.guards, tracer.loops, spec.doc, spec.position)

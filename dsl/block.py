@@ -30,7 +30,7 @@ def block(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         tracer = trace.current()
-        place = trace.here()
+        place = source.here(tracer.body.function_key)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         layers = [a for a in given.arguments.values() if isinstance(a, LayerView)]
@@ -99,7 +99,11 @@ def _finish(
     layer: LayerView | None,
     place: source.Position | None,
 ) -> Any:
-    """Close a body: name its results, find the block with the same text, add the call to the outer body."""
+    """Close a body: drop what it was given but never reads, name its results, find the block with the same text, add the call
+    to the outer body."""
+    needed = {id(v) for node in body.nodes for v in node.inputs} | {id(v) for _, v in tree.leaves(returned)}
+    kept = [(p, o) for p, o in zip(body.params, operands, strict=True) if id(p) in needed]
+    body.params, operands = [p for p, _ in kept], [o for _, o in kept]
     named = tree.leaves(returned, "")
     if isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields"):
         named = [(value.name or f"r{i}", value) for i, (_, value) in enumerate(named)]

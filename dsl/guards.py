@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 
+_OPPOSITE = {"==": "!=", "!=": "==", "<=": ">", ">=": "<", "<": ">=", ">": "<="}
+
+
 @dataclass(frozen=True)
 class Guard:
     """One question (a Cond, Flag or Matches) with the answer the trace was made for."""
@@ -26,7 +29,12 @@ class Guard:
         return str(self.question)
 
     def __str__(self) -> str:
-        return self.key if self.answer else f"not {self.key}"
+        if self.answer:
+            return self.key
+        for op, other in _OPPOSITE.items():
+            if f" {op} " in self.key:
+                return self.key.replace(f" {op} ", f" {other} ", 1)
+        return f"not {self.key}"
 
 
 _log: ContextVar[list[Guard] | None] = ContextVar("draftsmith_guards", default=None)

@@ -207,6 +207,11 @@ class Body:
     layer: int | None = None  # the layer whose weights and state this body names
     position: Position | None = None
 
+    @property
+    def function_key(self) -> tuple[str, int] | None:
+        """File and first line of the Python function that this body is the trace of."""
+        return (self.position.file, self.position.line) if self.position else None
+
     def walk(self) -> Iterator[tuple[Body, Node]]:
         """Every node, those of called bodies included."""
         for node in self.nodes:

@@ -20,7 +20,7 @@ _HERE = Path(__file__).resolve().parent
 _MACHINERY = {
     str(_HERE / name)
     for name in (
-        "source.py", "trace.py", "op.py", "ir.py", "expr.py", "arch.py", "block.py", "layers.py", "loops.py",
+        "source.py", "trace.py", "op.py", "ir.py", "expr.py", "arch.py", "block.py", "layers.py", "loops.py", "bind.py",
         "specs.py",
     )
 } | {str(path) for path in (_HERE / "ops").glob("*.py")}
@@ -29,7 +29,8 @@ _LIBRARY = str(_HERE)
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the author's file; columns count from 0."""
+    """A place in the author's file; columns count from 0. ``own`` is the place of the statement in the function that is being
+    traced as a body: the same, except in blocks of the library, which an author calls but did not write."""
 
     file: str
     line: int
@@ -37,7 +38,12 @@ class Position:
     end_column: int
     function: str
     target: str | None
-    statement: tuple[str, int, int]
+    own: tuple[str, int, int]
+
+    @property
+    def own_short(self) -> str:
+        """``dflash.py:88`` of the statement in the body's own function."""
+        return f"{Path(self.own[0]).name}:{self.own[1]}"
 
     @property
     def short(self) -> str:
@@ -119,28 +125,31 @@ def _columns(code: CodeType, instruction: int) -> tuple[int, int, int]:
     return line, column or 0, (end_column or 0) if end_line == line else 0
 
 
-def here() -> Position | None:
+def here(within: tuple[str, int] | None = None) -> Position | None:
     """The innermost place in an author's file that is being executed, with the name being assigned.
 
     The position is that of the first frame outside the ``dsl`` package. The name is that of the innermost
-    assignment, helpers of ``dsl/nn.py`` included: they name the inner steps of an attention.
+    assignment, helpers of ``dsl/nn.py`` included: they name the inner steps of an attention. ``within``: file and
+    first line of the function being traced as a body; its statement becomes ``own``.
     """
     frame: FrameType | None = sys._getframe(1)
     target: str | None = None
+    own: tuple[str, int, int] | None = None
     settled = False
     while frame is not None:
-        file = frame.f_code.co_filename
+        code = frame.f_code
+        file = code.co_filename
         if file not in _MACHINERY:
-            line, column, end_column = _columns(frame.f_code, frame.f_lasti // 2)
+            line, column, end_column = _columns(code, frame.f_lasti // 2)
             statement = _statements(file).get(line)
+            span = (file, statement.first, statement.last) if statement else (file, line, line)
             if not settled and statement is not None:
                 target = statement.target_at(line, column)
                 settled = target is not None
+            if own is None and within == (file, code.co_firstlineno):
+                own = span
             if not file.startswith(_LIBRARY):
-                first, last = (statement.first, statement.last) if statement else (line, line)
-                return Position(
-                    file, line, column, end_column, frame.f_code.co_name, target, (file, first, last)
-                )
+                return Position(file, line, column, end_column, code.co_name, target, own or span)
         frame = frame.f_back
     return None
 

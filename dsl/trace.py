@@ -79,7 +79,7 @@ class Tracer:
     def add(self, node: Node) -> None:
         node.iteration = self.iteration
         if node.position is not None:
-            node.statement = node.position.statement
+            node.statement = node.position.own
         self.body.nodes.append(node)
 
     def check_visible(self, value: Value, user: str) -> None:
@@ -145,7 +145,7 @@ def apply(op: Op, operands: Sequence[Value | None], attrs: Mapping[str, Any]) ->
         op.fail(str(e), *operands)
     if len(tuple(inferred.shape)) > 4:
         op.fail(f"a tensor has at most 4 dims, this result would have {len(tuple(inferred.shape))}", *operands)
-    node = Apply(op, operands, attrs, source.here())
+    node = Apply(op, operands, attrs, source.here(tracer.body.function_key))
     result = Value(
         inferred.shape, inferred.dtype, Kind.NODE, name=node.hint, node=node, layout=inferred.layout
     )

@@ -229,9 +229,21 @@ def _publish(plan: Plan, fresh: Path) -> GgmlInstall:
         plan.prefix.rename(old)
     fresh.rename(plan.prefix)
     shutil.rmtree(old, ignore_errors=True)
-    if not plan.keep_work:
-        shutil.rmtree(plan.work, ignore_errors=True)
     install = read_install(plan.prefix)
     if install is None:
         raise BuildError(f"the ggml install at {plan.prefix} is incomplete; full log: {plan.log}")
+    if plan.keep_work:
+        _drop_older(plan, install)
+    else:
+        shutil.rmtree(plan.work, ignore_errors=True)
     return install
+
+
+def _drop_older(plan: Plan, install: GgmlInstall) -> None:
+    """Remove what earlier states of a user's own tree were built to; each edit makes a new install."""
+    for path in plan.prefix.parent.iterdir():
+        other = read_install(path)
+        if other is None or other.key == install.key:
+            continue
+        if (other.pin, other.backends) == (install.pin, install.backends):
+            shutil.rmtree(path, ignore_errors=True)

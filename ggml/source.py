@@ -93,8 +93,10 @@ def tree_fingerprint(root: Path) -> str:
         path = root / part
         if path.is_file():
             entries.append((part, path.stat()))
-        else:
-            entries += [(f"{part}/{name}", os.stat(path / name)) for name in _files(path)]
+        elif path.is_dir():
+            # An editor's hidden files may be links to nowhere.
+            names = [name for name in _files(path) if not name.rpartition("/")[2].startswith(".")]
+            entries += [(f"{part}/{name}", os.stat(path / name)) for name in names]
     for name, stat in sorted(entries, key=lambda entry: entry[0]):
         digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()

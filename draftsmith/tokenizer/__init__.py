@@ -8,7 +8,7 @@ models without a text form.
 from __future__ import annotations
 
 from draftsmith.dsl.errors import RequestError
-from draftsmith.gguf_file import GGUFFile
+from draftsmith.gguf_file import GGUFFile, shown
 from draftsmith.tokenizer.base import StreamDecoder, Tokenizer
 from draftsmith.tokenizer.bpe import BPETokenizer
 from draftsmith.tokenizer.names import NamesTokenizer
@@ -44,6 +44,6 @@ def load_tokenizer(gguf: GGUFFile) -> Tokenizer:
         return NamesTokenizer(Vocab.unnamed(gguf), model)
     kind = f" ({_OTHER_KINDS[model]})" if model in _OTHER_KINDS else ""
     raise RequestError(
-        f"{gguf.path}: tokenizer '{model}'{kind} is not supported yet (key 'tokenizer.ggml.model'); "
+        f"{gguf.path}: tokenizer '{shown(model)}'{kind} is not supported yet (key 'tokenizer.ggml.model'); "
         f"supported: gpt2 (byte-level BPE), test, none, no_vocab"
     )

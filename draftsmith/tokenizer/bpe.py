@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from draftsmith.dsl.errors import MetadataError, RequestError
-from draftsmith.gguf_file import GGUFFile
+from draftsmith.gguf_file import GGUFFile, shown
 from draftsmith.tokenizer.base import Tokenizer
 from draftsmith.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer
 from draftsmith.tokenizer.vocab import SPECIAL_TYPES, TokenType, Vocab, get_str, get_strings
@@ -102,9 +102,8 @@ class BPETokenizer(Tokenizer):
             return
         missing = next((b for b in text.encode() if _LETTER_OF_BYTE[b] not in self.vocab.index), None)
         what = "a part of it" if missing is None else f"byte 0x{missing:02X}"
-        shown = text if len(text) <= 40 else text[:37] + "..."
         raise RequestError(
-            f"{self.vocab.path}: cannot encode {shown!r}: the vocabulary has no token for {what}"
+            f"{self.vocab.path}: cannot encode '{shown(text)}': the vocabulary has no token for {what}"
         )
 
 
@@ -165,7 +164,7 @@ def _merges(gguf: GGUFFile) -> list[tuple[str, str]]:
         left, space, right = merge.partition(" ")
         if not (left and space and right):
             raise MetadataError(
-                f"{gguf.path}: key '{_MERGES_KEY}': merge {i} is {merge!r}, "
+                f"{gguf.path}: key '{_MERGES_KEY}': merge {i} is '{shown(merge)}', "
                 f"expected two pieces with a space between"
             )
         pairs.append((left, right))

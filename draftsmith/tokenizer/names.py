@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftsmith.dsl.errors import RequestError
+from draftsmith.gguf_file import shown
 from draftsmith.tokenizer.base import Tokenizer
 from draftsmith.tokenizer.vocab import Vocab
 
@@ -23,10 +24,10 @@ class NamesTokenizer(Tokenizer):
     def _id(self, name: str) -> int:
         id = self.vocab.index.get(name)
         if id is None:
-            shown = name if len(name) <= 40 else name[:37] + "..."
+            tokens = self.vocab.tokens or ["(none)"]
             raise RequestError(
                 f"{self.vocab.path}: the model has no text tokenizer (tokenizer.ggml.model = {self._model}), "
-                f"expected names such as '{self.vocab.tokens[0]} {self.vocab.tokens[self.n_vocab - 1]}', "
-                f"found {shown!r}"
+                f"expected names such as '{shown(f'{tokens[0]} {tokens[-1]}')}', "
+                f"found '{shown(name)}'"
             )
         return id

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from draftsmith.dsl.errors import RequestError
+from draftsmith.gguf_file import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
     found = PRE_TOKENIZERS.get(name)
     if found is None:
         raise RequestError(
-            f"{where}: pre-tokenizer '{name}' is not known (key 'tokenizer.ggml.pre'); "
+            f"{where}: pre-tokenizer '{shown(name)}' is not known (key 'tokenizer.ggml.pre'); "
             f"known: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     return found

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from draftsmith.dsl.errors import MetadataError
-from draftsmith.gguf_file import GGUFFile, StringArray
+from draftsmith.gguf_file import GGUFFile, StringArray, shown
 
 
 class TokenType(IntEnum):
@@ -118,10 +118,10 @@ class Vocab:
         n = get_int(gguf, key)
         if n is None:
             raise MetadataError(
-                f"{gguf.path}: key '{key}' is missing, so the size of the vocabulary is not known"
+                f"{gguf.path}: key '{shown(key)}' is missing, so the size of the vocabulary is not known"
             )
         if not 0 < n <= _MAX_UNNAMED:
-            raise MetadataError(f"{gguf.path}: key '{key}' is {n}, expected 1 to {_MAX_UNNAMED}")
+            raise MetadataError(f"{gguf.path}: key '{shown(key)}' is {n}, expected 1 to {_MAX_UNNAMED}")
         return cls._build(gguf, [f"tok_{id}" for id in range(n)], bytes([TokenType.NORMAL]) * n)
 
     @classmethod
@@ -214,7 +214,7 @@ def _duplicate(path: Path, tokens: Sequence[str], index: Mapping[str, int]) -> M
     first = next(id for id, token in enumerate(tokens) if index[token] != id)
     return MetadataError(
         f"{path}: key 'tokenizer.ggml.tokens': tokens {first} and {index[tokens[first]]} "
-        f"are both {tokens[first]!r}, expected all tokens to differ"
+        f"are both '{shown(tokens[first])}', expected all tokens to differ"
     )
 
 
@@ -238,7 +238,7 @@ def get_int(gguf: GGUFFile, key: str) -> int | None:
         return None
     value = found.value
     if not isinstance(value, int) or isinstance(value, bool):
-        raise MetadataError(f"{gguf.path}: key '{key}' is of type {found.type}, expected u32")
+        raise MetadataError(f"{gguf.path}: key '{shown(key)}' is of type {found.type}, expected u32")
     return value
 
 

@@ -9,7 +9,7 @@
 
 namespace ds {
 
-// what the generated code may create between two calls of ds_graph beyond the declared bound, before ggml would abort
+// inputs, and nodes that no wanted result needs, which do not count against the bound that is declared for a graph
 constexpr size_t SPARE_TENSORS = 1024;
 
 //
@@ -18,7 +18,7 @@ constexpr size_t SPARE_TENSORS = 1024;
 
 class graph_builder final : public ds_graph {
 public:
-    graph_builder(built_graph & g, size_t max_tensors) : g(g), max_tensors(max_tensors) {
+    graph_builder(built_graph & g, int max_nodes) : g(g), max_nodes(max_nodes) {
         ctx = g.ctx.get();
         gf  = g.gf;
         used_before = ggml_used_mem(ctx);
@@ -138,13 +138,13 @@ private:
 
     void check_room() const {
         const size_t n_tensors = (ggml_used_mem(ctx) - used_before) / ggml_tensor_overhead();
-        if (n_tensors > max_tensors) {
-            fail("graph '%s' is larger than the %zu nodes declared for it", g.name.c_str(), max_tensors);
+        if (n_tensors > (size_t) max_nodes + SPARE_TENSORS) {
+            fail("graph '%s' is larger than the %d nodes declared for it", g.name.c_str(), max_nodes);
         }
     }
 
     built_graph & g;
-    size_t        max_tensors;
+    int           max_nodes;
     size_t        used_before;
 
     std::vector<std::string> provided_outputs;
@@ -181,7 +181,7 @@ built_graph::built_graph(backend_set & backends, const model & m, const void * s
 }
 
 void built_graph::build(const model & m, const void * state, size_t n_state, int max_nodes) {
-    // the bound is enforced below; the memory is twice that, because ggml aborts when it ends
+    // ggml aborts when this memory ends, and is only watched between its calls: twice of what will be let pass
     const size_t n_tensors = 2*(size_t) max_nodes + 2*SPARE_TENSORS;
     const size_t n_graph   = n_tensors + m.n_weights() + n_state;
 
@@ -192,7 +192,7 @@ void built_graph::build(const model & m, const void * state, size_t n_state, int
     }
     gf = ggml_new_graph_custom(ctx.get(), n_graph, false);
 
-    graph_builder builder(*this, (size_t) max_nodes + SPARE_TENSORS);
+    graph_builder builder(*this, max_nodes);
     m.graph(graph).build(m.data(), state, builder);
     builder.check_complete();
 

@@ -1,0 +1,390 @@
+"""A traced architecture as one C++ source file.
+
+:func:`emit` writes every block as a static function, every graph as a build function, and the structs that hold what they
+use: hyperparameters, weights, state. The text depends on the choices the trace took, never on sizes: one compiled file
+serves every GGUF that takes the same choices, and the choices (guards) stand at its top and are checked when it loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from draftsmith.dsl.bind import BoundModel
+from draftsmith.dsl.expr import Cond, Flag, Matches, Scope
+from draftsmith.dsl.guards import Guard
+from draftsmith.dsl.ir import Block, Body, Call, Graph, Kind, Value
+from draftsmith.dsl.specs import KVCache, Tensor, declared
+
+from .cpp_body import BodyWriter, Line, uses_state
+from .cpp_expr import Names, condition, integer, negate
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+@dataclass
+class Function:
+    """One C++ function, ready to print."""
+
+    name: str
+    returns: str
+    params: list[str]
+    comment: list[str]
+    prologue: list[str]
+    lines: list[str]
+
+
+@dataclass
+class Field:
+    """A member of a struct: ``type name; // comment`` and how it is filled."""
+
+    type: str
+    name: str
+    comment: str = ""
+    source: str = ""
+
+
+@dataclass
+class Source:
+    """A generated file."""
+
+    name: str
+    text: str
+    functions: frozenset[str]  # ggml functions it calls
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class _File:
+    """What is collected while functions are written."""
+
+    names: Names = field(default_factory=Names)
+    functions: set[str] = field(default_factory=set)
+    model_weights: dict[str, Value] = field(default_factory=dict)
+    layer_weights: dict[str, Value] = field(default_factory=dict)
+    layer_state: dict[str, Value] = field(default_factory=dict)
+    checks: list[tuple[str, str]] = field(default_factory=list)  # C++ condition that must hold, text
+    layer_checks: list[tuple[str, str]] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)  # tensors that must be there, %d for every layer
+    absent: list[str] = field(default_factory=list)
+
+
+def emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
+    """The C++ of all graphs of a model. Deterministic to the byte."""
+    with model.binding({}):
+        return _emit(model, graphs)
+
+
+def _emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
+    file = _File()
+    blocks = _blocks_in_order(graphs.values())
+    structs: list[dict[str, Any]] = []
+    functions: list[Function] = []
+    for block in blocks:
+        functions.append(_block_function(model, block, file))
+        if len(block.body.results) > 1:
+            structs.append({"name": f"{block.name}_result", "fields": block.body.result_names})
+    builders = [_graph_function(model, graph, file) for graph in graphs.values()]
+    for graph in graphs.values():
+        for guard in graph.guards:
+            _guard(model, guard, file)
+    context = _template_context(model, graphs, file, structs, functions, builders)
+    text = _environment().get_template("arch.cpp.j2").render(context)
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    return Source(model.cls.variant, text, frozenset(f for f in file.functions if f.startswith("ggml_")))
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+    )
+    environment.tests["search_layer"] = lambda name: "%d" in name
+    return environment
+
+
+def _blocks_in_order(graphs: Iterable[Graph]) -> list[Block]:
+    """Callees before callers, each once."""
+    ordered: list[Block] = []
+
+    def visit(body: Body) -> None:
+        for node in body.nodes:
+            if isinstance(node, Call) and node.block not in ordered:
+                visit(node.block.body)
+                if node.block not in ordered:
+                    ordered.append(node.block)
+
+    for graph in graphs:
+        visit(graph.body)
+    return ordered
+
+
+def _collect(body: Body, file: _File) -> None:
+    for _, node in body.walk():
+        for value in node.inputs:
+            _collect_value(value, file)
+    for value in body.results:
+        _collect_value(value, file)
+
+
+def _collect_value(value: Value, file: _File) -> None:
+    if value.ref is None:
+        return
+    if value.kind is Kind.WEIGHT:
+        (file.model_weights if value.ref.il is None else file.layer_weights).setdefault(value.ref.field, value)
+    elif value.kind is Kind.STATE:
+        file.layer_state.setdefault(value.ref.field, value)
+
+
+def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
+    body = block.body
+    _collect(body, file)
+    writer = BodyWriter(body, _loops_of(body), file.names, file.functions, f"{block.name}.")
+    params = [(p.name or f"p{i}", p) for i, p in enumerate(body.params)]
+    lines = writer.write(params)
+    results = [writer.ref(r) for r in body.results]
+    if len(results) == 1:
+        lines.append(Line(f"return {results[0]};"))
+    elif results:
+        lines.append(Line(f"return {{ {', '.join(results)} }};"))
+    returns = {0: "void", 1: "ggml_tensor *"}.get(len(results), f"{block.name}_result")
+    head = [f"const {model.cls.variant}_build & b"]
+    if body.uses_layer:
+        head.append(f"const {model.cls.variant}_layer & layer")
+        if uses_state(body):
+            head.append(f"const {model.cls.variant}_layer_state & state")
+    args = [f"ggml_tensor * {n}" for n, _ in params]
+    comment = [_first_sentence(block.doc)] if block.doc else []
+    if block.position is not None:
+        comment.append(f"{block.position.short} {block.position.function}")
+    shapes = ", ".join(f"{n} {_shape(p)}" for n, p in params)
+    if shapes:
+        comment.append(f"in:  {shapes}")
+    if body.results:
+        comment.append("out: " + ", ".join(
+            (f"{n} " if len(results) > 1 else "") + _shape(r)
+            for n, r in zip(body.result_names, body.results, strict=True)
+        ))
+    return Function(block.name, returns, [*head, *args], comment, _prologue(writer, lines), [x.render() for x in lines])
+
+
+def _graph_function(model: BoundModel, graph: Graph, file: _File) -> Function:
+    _collect(graph.body, file)
+    writer = BodyWriter(graph.body, graph.loops, file.names, file.functions, "")
+    prefix: list[Line] = []
+    for field_name, feed in graph.feeds.items():
+        variable = field_name
+        ne = ", ".join(integer(d, file.names) for d in feed.shape)
+        prefix.append(Line(f'ggml_tensor * {variable} = g.input("{field_name}", {feed.dtype.c_name}, {ne});'))
+    body = writer.write([(n, v) for n, v in graph.feeds.items()])
+    for output, value in graph.outputs.items():
+        body.append(Line(f'g.output("{output}", {writer.ref(value)});'))
+    for _, path, guard in writer.guards:
+        _layer_guard(model, path, guard, file)
+    text = [x.render() for x in body]
+    # a graph function gets g itself
+    text = [t.replace("b.g.", "g.") for t in text]
+    comment = [_first_sentence(graph.doc)] if graph.doc else []
+    if graph.position is not None:
+        comment.append(f"{graph.position.short} {graph.name}")
+    prologue = _prologue(writer, body)
+    lines = [x.render() for x in prefix] + ([""] if prefix else []) + text
+    return Function(f"build_{graph.name}", "void", [], comment, prologue, lines)
+
+
+def _loops_of(body: Body) -> list[Any]:
+    loops: list[Any] = []
+    for node in body.nodes:
+        if node.iteration is not None and node.iteration.loop not in loops:
+            loops.append(node.iteration.loop)
+    return loops
+
+
+def _prologue(writer: BodyWriter, lines: list[Line]) -> list[str]:
+    text = "\n".join(line.text for line in lines)
+    prologue = []
+    if "(ctx, " in text:
+        prologue.append("ggml_context * ctx = b.ctx;")
+    if "hp." in text:
+        prologue.append("const auto & hp = b.hp;")
+    if "m." in text and writer.uses & {"m"}:
+        prologue.append("const auto & m = b.m;")
+    if "states." in text:
+        prologue.append("const auto & states = b.states;")
+    return prologue
+
+
+def _layer_guard(model: BoundModel, path: list[str], guard: Guard, file: _File) -> None:
+    """A choice that every layer (on that path of choices) took alike."""
+    question = guard.question
+    if isinstance(question, Flag) and question.name.startswith("has_"):
+        asked = _layer_tensor(model, question.name.removeprefix("has_"))
+        everywhere = {asked % il in model.file.tensors for il in range(model.n_layer)}
+        if len(everywhere) == 1:
+            _note(file.present if guard.answer else file.absent, asked)
+            return
+    wanted = condition(question, file.names)
+    if not guard.answer:
+        wanted = negate(wanted)
+    _note(file.layer_checks, (wanted if not path else f"!({' && '.join(path)}) || {wanted}", str(guard)))
+
+
+def _note(entries: list[Any], entry: Any) -> None:
+    if entry not in entries:
+        entries.append(entry)
+
+
+def _layer_tensor(model: BoundModel, field_name: str) -> str:
+    """The GGUF name behind a layer's ``has_<field>``, with %d for the layer."""
+    for spec in declared(model.cls.layer, Tensor):
+        if spec.name == field_name:
+            return str(spec.tensor.replace("{il}", "%d"))
+        if f"{spec.name}_scale" == field_name:
+            return f"{spec.base.replace('{il}', '%d')}.scale"
+    raise KeyError(field_name)
+
+
+def _guard(model: BoundModel, guard: Guard, file: _File) -> None:
+    """A choice on the whole model as a check in C++."""
+    question = guard.question
+    if isinstance(question, Flag):
+        if question.scope is Scope.HPARAM and question.name.startswith("has_"):
+            asked = _gguf_name(model, question.name.removeprefix("has_"))
+            _note(file.present if guard.answer else file.absent, asked)
+            return
+        else:
+            name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
+            entry = (f'params.get_i64("{name}") == {int(guard.answer)}', f"{name} is {str(guard.answer).lower()}")
+    elif isinstance(question, Matches):
+        name = f"{question.choice.name}={question.text}"
+        entry = (f'params.get_i64("{name}") == {int(guard.answer)}', str(guard))
+    else:
+        assert isinstance(question, Cond)
+        text = condition(question, file.names)
+        entry = (text if guard.answer else negate(text), str(guard))
+    _note(file.checks, entry)
+
+
+def _gguf_name(model: BoundModel, field_name: str) -> str:
+    """The GGUF name behind ``has_<field>``."""
+    for spec in declared(model.cls, Tensor):
+        if spec.name == field_name:
+            return str(spec.tensor)
+        if f"{spec.name}_scale" == field_name:
+            own = spec.tensor in model.file.tensors or spec.shared is None
+            return f"{spec.base}.scale" if own else f"target:{spec.shared}.scale"
+    raise KeyError(field_name)
+
+
+def guard_params(graphs: Iterable[Graph]) -> dict[str, int]:
+    """The values that the generated file's checks of flags and text choices read, by the names they use."""
+    found: dict[str, int] = {}
+    for graph in graphs:
+        for guard in graph.guards:
+            question = guard.question
+            if isinstance(question, Flag) and not question.name.startswith("has_"):
+                name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
+                found[name] = int(guard.answer)
+            elif isinstance(question, Matches):
+                found[f"{question.choice.name}={question.text}"] = int(guard.answer)
+    return found
+
+
+def _template_context(
+    model: BoundModel, graphs: Mapping[str, Graph], file: _File, structs: list[dict[str, Any]],
+    functions: list[Function], builders: list[Function],
+) -> dict[str, Any]:
+    specs = {s.name: s for s in declared(model.cls, Tensor)}
+    names = file.names
+    for text, _ in file.layer_checks:
+        if "hp.n_layer" in text:
+            names.hparams["n_layer"] = False
+    names.hparams["n_layer"] = False
+    hparams = [
+        Field("float" if is_float else "int64_t", n, source=f'params.get_{"f32" if is_float else "i64"}("{n}")')
+        for n, is_float in sorted(names.hparams.items()) if not n.startswith("has_")
+    ]
+    layer_fields = [
+        Field(kind, n, source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", il)' + (" != 0" if kind == "bool" else ""))
+        for n, kind in sorted(names.layer_values.items())
+    ]
+    return {
+        "arch": model.cls.variant,
+        "doc": _first_sentence(model.cls.__doc__ or ""),
+        "source": _module_path(model),
+        "guards": _guard_text(file),
+        "checks": file.checks,
+        "layer_checks": file.layer_checks,
+        "present": file.present,
+        "absent": file.absent,
+        "hparams": _aligned(hparams),
+        "layer_values": _aligned(layer_fields),
+        "layer_weights": _aligned([_weight_field(f, v, model) for f, v in file.layer_weights.items()]),
+        "model_weights": _aligned([_weight_field(f, v, model) for f, v in file.model_weights.items()]),
+        "layer_state": _aligned([
+            Field("ggml_tensor *", f.replace(".", "_"), _shape(v), f'tensors.state("{f}", il)')
+            for f, v in file.layer_state.items()
+        ]),
+        "dims": sorted(names.dims),
+        "includes": sorted({*names.includes, "memory", "stdexcept", "string", "vector"}),
+        "structs": structs,
+        "functions": functions,
+        "builders": [(graph, function) for graph, function in zip(graphs, builders, strict=True)],
+        "specs": specs,
+    }
+
+
+def _weight_field(field_name: str, value: Value, model: BoundModel) -> Field:
+    assert value.ref is not None and value.ref.tensor is not None
+    tensor = value.ref.tensor
+    if value.ref.il is not None:
+        tensor = tensor.replace(f"blk.{value.ref.il}.", "blk.%d.", 1)
+    return Field("ggml_tensor *", field_name, f"{tensor.replace('%d', 'il')} {_shape(value)}", tensor)
+
+
+def _aligned(fields: list[Field]) -> list[Field]:
+    if fields:
+        width = max(len(f.name) for f in fields)
+        for f in fields:
+            f.name = f.name.ljust(width)
+    return fields
+
+
+def _guard_text(file: _File) -> list[str]:
+    """The guards as lines for the head of the file."""
+    lines = [text for _, text in file.checks] + [f"every layer: {text}" for _, text in file.layer_checks]
+    for word, names in (("has", file.present), ("without", file.absent)):
+        if names:
+            shown = ", ".join(n.replace("%d", "*") for n in names)
+            lines += textwrap.wrap(f"{word} {shown}", 110, subsequent_indent="    ", break_on_hyphens=False)
+    return lines
+
+
+def _shape(value: Value) -> str:
+    return f"[{', '.join(str(d) for d in value.shape)}]"
+
+
+def _first_sentence(doc: str) -> str:
+    flat = " ".join(doc.split())
+    end = flat.find(". ")
+    return (flat if end < 0 else flat[: end + 1]).rstrip(".")
+
+
+def _module_path(model: BoundModel) -> str:
+    return model.cls.__module__.removeprefix("draftsmith.").replace(".", "/") + ".py"
+
+
+def state_specs(model: BoundModel) -> list[KVCache]:
+    """Cache declarations of an architecture's layers."""
+    return list(declared(model.cls.layer, KVCache))
