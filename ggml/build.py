@@ -66,7 +66,7 @@ def run_build(plan: Plan, tools: Tools, progress: Progress) -> GgmlInstall:
             with _hint(plan.backends):
                 _configure(plan, tools, fresh, log, progress)
                 _compile(plan, tools, log, progress)
-            progress.stage("install", str(plan.prefix))
+            progress.stage("install", f"as {plan.key}")
             _run([str(tools.cmake), "--install", str(plan.work / "out")], log, "installing ggml")
         return _publish(plan, fresh)
 

@@ -76,7 +76,7 @@ def fetch_tree(pin: Pin, progress: Progress) -> Path:
         with os_errors("reading the ggml archive", archive), open(archive, "rb") as file:
             progress.stage("verify", pin.file)
             verify_archive(file, archive, pin, progress)
-            progress.stage("unpack", pin.root)
+            progress.stage("unpack", f"ggml {pin.ggml_version}")
             unpack_tree(file, archive, pin, target, progress)
     finally:
         if own:
@@ -87,6 +87,7 @@ def fetch_tree(pin: Pin, progress: Progress) -> Path:
 def download(pin: Pin, archive: Path, progress: Progress) -> None:
     """Download the archive with pip. It appears at ``archive`` only when complete."""
     progress.stage("fetch", f"{pin.project} {pin.version} with pip")
+    progress.update(0, pin.size, "B")
     log = ggml_dir() / "log" / "fetch.log"
     with os_errors("preparing the download", ggml_dir()):
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -153,11 +154,13 @@ def _run_pip(pin: Pin, work: Path, log: Path, progress: Progress) -> None:
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
     reader.start()
+    done = 0
     try:
         while process.poll() is None:
             time.sleep(0.1)
             sizes = [_size(path) for path in temporary.glob(f"*/{pin.file}")]
-            progress.update(max(sizes, default=0), pin.size, "B")
+            # pip moves the file on when it is complete
+            progress.update(done := max([done, *sizes]), pin.size, "B")
     finally:
         if process.poll() is None:
             process.terminate()

@@ -95,14 +95,15 @@ class LiveBars:
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
         self._bars: RichBars = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("[bold]ggml[/] {task.fields[name]:<9}"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.fields[count]:>14}"),
-            TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[detail]}"),
+            BarColumn(bar_width=20, table_column=Column(min_width=20)),
+            TextColumn("{task.fields[count]:>8}", table_column=Column(min_width=8)),
+            TimeElapsedColumn(table_column=Column(min_width=7)),
+            TextColumn("[dim]{task.fields[detail]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=Console(file=stream),
         )
         self._task: TaskID | None = None
@@ -117,8 +118,8 @@ class LiveBars:
         """Move the current row's bar."""
         if self._task is None:
             return
-        count = f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if unit == "B" else f"[{done}/{total}]"
-        self._bars.update(self._task, completed=done, total=total, count=count.replace("[", r"\["))
+        count = f"{done / 1e6:.0f}/{total / 1e6:.0f} MB" if unit == "B" else f"{done}/{total}"
+        self._bars.update(self._task, completed=done, total=total, count=count)
 
     def note(self, text: str) -> None:
         """Print a line above the rows."""

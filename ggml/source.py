@@ -75,6 +75,7 @@ def _extract(
         with open(place, "xb") as out:
             shutil.copyfileobj(content, out, _BLOCK)
         progress.update(min(file.tell(), pin.size), pin.size, "B")
+    progress.update(pin.size, pin.size, "B")
 
 
 def tree_digest(root: Path) -> str:
@@ -96,7 +97,7 @@ def tree_fingerprint(root: Path) -> str:
         elif path.is_dir():
             # An editor's hidden files may be links to nowhere.
             names = [name for name in _files(path) if not name.rpartition("/")[2].startswith(".")]
-            entries += [(f"{part}/{name}", os.stat(path / name)) for name in names]
+            entries += [(f"{part}/{name}", os.stat(f"{path}/{name}")) for name in names]
     for name, stat in sorted(entries, key=lambda entry: entry[0]):
         digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()

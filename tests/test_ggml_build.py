@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -224,9 +225,9 @@ def test_without_compilers_what_is_built_still_serves(
 
 @pytest.mark.parametrize("name", ["cmake", "ninja"])
 def test_no_cmake_or_ninja(tree: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    which = toolchain.shutil.which
+    which = shutil.which
     monkeypatch.setattr(
-        toolchain.shutil, "which", lambda cmd, path=None: None if cmd == name else which(cmd, path=path)
+        shutil, "which", lambda cmd, path=None: None if cmd == name else which(cmd, path=path)
     )
     with pytest.raises(BuildError, match=f"{name} not found, .*; pip install {name}"):
         ggml.ensure(CPU_ONLY, Recorder())

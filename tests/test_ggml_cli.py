@@ -105,8 +105,13 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         Device("CUDA0", "A GPU", "GPU", "CUDA", 3 << 30, 4 << 30),
         Device("RPC0", "far:50052", "GPU", "RPC", 0, 0),
     ]
+
+    def ask(install: object, rpc: object) -> list[Device]:
+        asked.append((install, rpc))
+        return found
+
     monkeypatch.setattr(cli, "ensure", lambda: "install")
-    monkeypatch.setattr(cli, "devices", lambda install, rpc: asked.append((install, rpc)) or found)
+    monkeypatch.setattr(cli, "devices", ask)
     runner = CliRunner()
     lines = runner.invoke(cli.devices_command, ["--rpc", "far:50052", "--rpc", "b:1"]).output.splitlines()
     assert asked == [("install", ("far:50052", "b:1"))]

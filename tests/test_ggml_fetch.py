@@ -212,7 +212,7 @@ def test_disk_full_while_unpacking(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(source.shutil, "copyfileobj", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(BuildError, match="disk full while unpacking the ggml source"):
         fetch.fetch_tree(pin, Recorder())
     assert not fetch.tree_path(pin).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from pathlib import Path
 
@@ -145,14 +146,14 @@ def test_options_are_checked() -> None:
 def test_auto_needs_toolchain_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     devices = {"/dev/nvidiactl"}
-    monkeypatch.setattr(options.os.path, "exists", lambda path: path in devices)
-    monkeypatch.setattr(options.os, "listdir", lambda path: ["card0", "renderD128"])
+    monkeypatch.setattr(os.path, "exists", lambda path: path in devices)
+    monkeypatch.setattr(os, "listdir", lambda path: ["card0", "renderD128"])
     for name in ("find_nvcc", "find_glslc", "find_vulkan_header", "find_spirv_headers"):
         monkeypatch.setattr(toolchain, name, lambda: Path("/found"))
     assert options.decide(ggml.Options()).names() == ("cpu", "rpc", "cuda", "vulkan")
     assert options.decide(ggml.Options(cuda=False)).names() == ("cpu", "rpc", "vulkan")
     devices.clear()
-    monkeypatch.setattr(options.os, "listdir", lambda path: ["card0"])
+    monkeypatch.setattr(os, "listdir", lambda path: ["card0"])
     assert options.decide(ggml.Options()).names() == ("cpu", "rpc")
     assert options.decide(ggml.Options(cuda=True)).names() == ("cpu", "rpc", "cuda")
     monkeypatch.setattr(sys, "platform", "darwin")

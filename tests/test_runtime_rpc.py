@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.rpc]
 
 SERVER = """
 import ctypes, sys
-libs = {name: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for name, path in (a.split("=") for a in sys.argv[2:])}
+libs = {n: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for n, path in (a.split("=", 1) for a in sys.argv[2:])}
 device = libs["libggml"].ggml_backend_dev_by_name
 device.restype = ctypes.c_void_p
 devices = (ctypes.c_void_p * 1)(device(b"CPU"))

@@ -7,7 +7,7 @@ models without a text form.
 
 from __future__ import annotations
 
-from draftsmith.dsl.errors import RequestError
+from draftsmith.dsl.errors import MetadataError, RequestError
 from draftsmith.gguf_file import GGUFFile, shown
 from draftsmith.tokenizer.base import StreamDecoder, Tokenizer
 from draftsmith.tokenizer.bpe import BPETokenizer
@@ -35,7 +35,9 @@ def load_tokenizer(gguf: GGUFFile) -> Tokenizer:
     Raises MetadataError where a ``tokenizer.*`` key is missing or does not fit, and RequestError for a
     kind of tokenizer or pre-tokenizer that is not supported.
     """
-    model = get_str(gguf, "tokenizer.ggml.model", required=True)
+    model = get_str(gguf, "tokenizer.ggml.model")
+    if model is None:
+        raise MetadataError(f"{gguf.path}: key 'tokenizer.ggml.model' is missing")
     if model == "gpt2":
         return BPETokenizer.from_gguf(gguf)
     if model == "test":

@@ -134,18 +134,11 @@ def _build(gguf: GGUFFile, vocab: Vocab, pre: PreTokenizer) -> tokenizers.Tokeni
     from tokenizers import Regex, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as HFTokenizer
 
-    merges = _merges(gguf)
     # Text must not turn into a control token through merges or as a whole word.
     words = dict(vocab.index)
     for name in vocab.names_of(*SPECIAL_TYPES):
         del words[name]
-    try:
-        model = models.BPE(vocab=words, merges=merges, ignore_merges=pre.ignore_merges)
-    except Exception:
-        # The library refuses merges of pieces that are no tokens. Such a merge can never come to
-        # anything, and llama.cpp loads files that have them.
-        usable = [(a, b) for a, b in merges if a in words and b in words and a + b in words]
-        model = models.BPE(vocab=words, merges=usable, ignore_merges=pre.ignore_merges)
+    model = models.BPE(vocab=words, merges=_merges(gguf, words), ignore_merges=pre.ignore_merges)
     bpe = HFTokenizer(model)
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -158,14 +151,19 @@ def _build(gguf: GGUFFile, vocab: Vocab, pre: PreTokenizer) -> tokenizers.Tokeni
     return bpe
 
 
-def _merges(gguf: GGUFFile) -> list[tuple[str, str]]:
+def _merges(gguf: GGUFFile, words: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges in order of rank, less those that take or make a piece that is no token.
+
+    Such merges come to nothing, but the library would refuse the file or end in a Rust panic.
+    """
     pairs: list[tuple[str, str]] = []
     for i, merge in enumerate(get_strings(gguf, _MERGES_KEY)):
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
+        left, _, right = merge.partition(" ")
+        if left in words and right in words and left + right in words:
+            pairs.append((left, right))
+        elif not (left and right):
             raise MetadataError(
                 f"{gguf.path}: key '{_MERGES_KEY}': merge {i} is '{shown(merge)}', "
                 f"expected two pieces with a space between"
             )
-        pairs.append((left, right))
     return pairs

@@ -218,12 +218,10 @@ def _duplicate(path: Path, tokens: Sequence[str], index: Mapping[str, int]) -> M
     )
 
 
-def get_str(gguf: GGUFFile, key: str, required: bool = False) -> str | None:
+def get_str(gguf: GGUFFile, key: str) -> str | None:
     """A string of the metadata; None where it is absent."""
     found = gguf.metadata.get(key)
     if found is None:
-        if required:
-            raise MetadataError(f"{gguf.path}: key '{key}' is missing")
         return None
     value = found.value
     if not isinstance(value, str):

@@ -17,10 +17,6 @@ struct ds_context;
 #include <algorithm>
 #include <cstring>
 
-namespace ds {
-void rpc_add(const char * endpoint);
-}
-
 // A handle owns one reference; what was made from it keeps another, so handles can be freed in any order.
 struct ds_backends { std::shared_ptr<ds::backend_set> ptr; };
 struct ds_weights  { std::shared_ptr<ds::weight_set>  ptr; };

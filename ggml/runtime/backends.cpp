@@ -7,14 +7,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 namespace ds {
 
-using threadpool_new_t       = ggml_threadpool_t (*)(ggml_threadpool_params *);
-using threadpool_free_t      = void (*)(ggml_threadpool_t);
-using cpu_set_threadpool_t   = void (*)(ggml_backend_t, ggml_threadpool_t);
+using threadpool_new_t     = ggml_threadpool_t (*)(ggml_threadpool_params *);
+using threadpool_free_t    = void (*)(ggml_threadpool_t);
+using cpu_set_threadpool_t = void (*)(ggml_backend_t, ggml_threadpool_t);
 
 template <typename F>
 static F proc_address(ggml_backend_dev_t dev, const char * name) {

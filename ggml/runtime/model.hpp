@@ -6,7 +6,6 @@
 #include "ds_runtime.h"
 #include "weights.hpp"
 
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>

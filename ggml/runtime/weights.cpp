@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cstring>
+#include <map>
 
 namespace ds {
 
@@ -93,7 +93,7 @@ void weight_set::place(const ds_weight_desc * descs, size_t n, bool use_mmap) {
         const ds_weight_desc & d = descs[i];
         const placement        p = place_weight(*backends, d);
 
-        // a file aligned more coarsely than the device asks for is used in place; any other weight is copied
+        // used in place when the file aligns it as the device needs it, else copied
         const bool mapped = use_mmap && can_map(p) && d.offset % ggml_backend_buft_get_alignment(p.buft) == 0;
 
         auto g = std::find_if(groups.begin(), groups.end(), [&](const group & g) {

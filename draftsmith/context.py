@@ -1,0 +1,280 @@
+"""Running the graphs of one model: caches, host inputs, wanted outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.codegen.emit import Source, emit, guard_params, state_specs
+from draftsmith.codegen.native import NativeContext, NativeModel, StateDesc, Stats
+from draftsmith.codegen.runtime_lib import build_architecture
+from draftsmith.dsl.bind import Options
+from draftsmith.dsl.dtypes import GGMLType
+from draftsmith.dsl.errors import RequestError
+from draftsmith.dsl.feeds import cache_group
+from draftsmith.dsl.ir import Graph, Value
+from draftsmith.dsl.specs import KVCache
+
+from .batch import Batch
+from .cells import Cells, padded
+from .model import Model, native_params, rotation_dims, trace_all
+
+KV_TYPES = tuple(GGMLType[n] for n in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"))
+"""Cache types that llama.cpp offers too."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Settings of a context, named as llama.cpp names them.
+
+    ``n_ctx``: tokens of all sequences together; 0: what the model was trained for. ``n_ubatch``: rows of one run. ``n_seq_max``: sequence
+    ids go from 0 to this minus 1.
+    """
+
+    n_ctx: int = 0
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    flash_attn: bool = True
+    type_k: GGMLType = GGMLType.f16
+    type_v: GGMLType = GGMLType.f16
+    rotate: bool = True
+    tap_last: bool = False
+
+
+@dataclass
+class Cache:
+    """One set of cells and the constant inputs that go with it."""
+
+    spec: KVCache
+    cells: Cells
+    layers: list[int]
+    constants: dict[str, Array] = field(default_factory=dict)
+
+
+class Context:
+    """State of a model for up to ``n_seq_max`` sequences, and its compiled graphs."""
+
+    def __init__(self, model: Model, options: ContextOptions | None = None, max_graphs: int = 6) -> None:
+        options = options or ContextOptions()
+        self.model = model
+        bound = model.bound(
+            Options(options.flash_attn, options.type_k, options.type_v, options.rotate, options.tap_last)
+        )
+        n_ctx = options.n_ctx or int(bound.hparam("n_ctx_train"))
+        self.options = replace(options, n_ctx=n_ctx)
+        _check_options(self.options)
+        self.bound = bound
+        self.caches = self._make_caches()
+        self.dims = self._constant_dims()
+        self.graphs: dict[str, Graph] = trace_all(bound, self._sample_dims())
+        self.source: Source = emit(bound, self.graphs)
+        library = build_architecture(self.source.name, {f"{self.source.name}.cpp": self.source.text})
+        self.native_model = NativeModel(
+            library,
+            {**native_params(bound), **guard_params(self.graphs.values())},
+            model.weights,
+            model.target.weights if model.target else None,
+            bound.borrowed(),
+        )
+        self.native = NativeContext(model.backends, self.native_model, self._state(), max_graphs)
+        with bound.binding(self._sample_dims()):
+            self._max_nodes = {name: g.n_nodes() + 4 * bound.n_layer + 64 for name, g in self.graphs.items()}
+        self._feed_names = {name: tuple(g.feeds) for name, g in self.graphs.items()}
+
+    # -- set-up --------------------------------------------------------------------------------------------
+    def _make_caches(self) -> dict[str, Cache]:
+        caches: dict[str, Cache] = {}
+        options, bound = self.options, self.bound
+        for spec in state_specs(bound):
+            with bound.binding({}):
+                window = int(spec.window) if spec.window is not None else 0
+                for width, head, dtype in ((spec.k, spec.head_k, options.type_k), (spec.v, spec.head_v, options.type_v)):
+                    for n in (int(width), int(head) if head is not None else int(width)):
+                        if n % dtype.block_size:
+                            raise RequestError(
+                                f"cache type {dtype.name} stores blocks of {dtype.block_size} elements, which do not divide this model's "
+                                f"head size {n}"
+                            )
+            for il in range(bound.n_layer):
+                sliding = spec.sliding is not None and bool(bound.layer_values[il][spec.sliding])
+                group = cache_group(spec, sliding)
+                if group not in caches:
+                    size = options.n_ctx
+                    if sliding:
+                        size = min(size, window * options.n_seq_max + options.n_ubatch)
+                    caches[group] = Cache(spec, Cells(size, window if sliding else None), [])
+                caches[group].layers.append(il)
+        for cache in caches.values():
+            for part, rotated in zip("kv", bound.cache_rotation(cache.spec), strict=True):
+                if rotated:
+                    n = rotation_dims(bound, cache.spec)[f"n_rot_{part}_{cache.spec.name}"]
+                    cache.constants[f"{cache.spec.name}_hadamard_{part}"] = hadamard(n)
+        return caches
+
+    def _constant_dims(self) -> dict[str, int]:
+        dims: dict[str, int] = {}
+        for group, cache in self.caches.items():
+            dims[f"n_cells_{group}"] = cache.cells.size
+            dims |= rotation_dims(self.bound, cache.spec)
+        return dims
+
+    def _sample_dims(self) -> dict[str, int]:
+        """Dims for tracing: the text of the generated source does not depend on them, its size bound hardly."""
+        n_tokens = min(8, self.options.n_ubatch)
+        return {
+            **self.dims, "n_tokens": n_tokens, "n_outputs": max(1, n_tokens // 2), **{f"n_{g}": c.cells.n_used for g, c in self.caches.items()},
+        }
+
+    def _state(self) -> list[StateDesc]:
+        descs: list[StateDesc] = []
+        with self.bound.binding({}):
+            for cache in self.caches.values():
+                for il in cache.layers:
+                    for part, width, dtype in (
+                        ("k", cache.spec.k, self.options.type_k), ("v", cache.spec.v, self.options.type_v)
+                    ):
+                        descs.append(StateDesc(f"{cache.spec.name}.{part}", dtype, (int(width), cache.cells.size), il))
+        return descs
+
+    # -- running -------------------------------------------------------------------------------------------
+    def run(
+        self,
+        graph: str,
+        batch: Batch,
+        outputs: Sequence[str] = (),
+        *,
+        rows: Sequence[int] | NDArray[np.int32] | None = None,
+        taps: Sequence[tuple[str, int]] = (),
+        causal: bool = True,
+        trace: bool = False,
+    ) -> dict[str, Array]:
+        """Run one graph over at most ``n_ubatch`` rows and return the wanted outputs, first axis = row.
+
+        ``rows``: which rows go behind the last layer (all). Taps come back under ``name.il`` with every row. On any error the
+        caches are as before.
+        """
+        if graph not in self.graphs:
+            raise RequestError(f"{self.bound.name} has no graph {graph!r}; it has {', '.join(self.graphs)}")
+        self._check_batch(batch)
+        wanted_rows = np.arange(len(batch), dtype=np.int32) if rows is None else np.asarray(rows, np.int32)
+        placed: dict[str, NDArray[np.int64]] = {}
+        try:
+            for group, cache in self.caches.items():
+                placed[group] = cache.cells.place(batch.seq, batch.pos)
+            dims, inputs = self._inputs(graph, batch, wanted_rows, placed, causal)
+            self.native.run(graph, dims, inputs, outputs, taps, trace, max_nodes=self._max_nodes[graph])
+        except BaseException:
+            for group, cells in placed.items():
+                self.caches[group].cells.release(cells)
+            raise
+        results = {name: self.native.result(name, ndim=len(self.graphs[graph].outputs[name].shape)) for name in outputs}
+        results |= {f"{name}.{il}": self.native.result(name, il, ndim=2) for name, il in taps}
+        return results
+
+    def _inputs(
+        self, graph: str, batch: Batch, rows: NDArray[np.int32], placed: Mapping[str, NDArray[np.int64]], causal: bool
+    ) -> tuple[dict[str, int], dict[str, Array]]:
+        dims = {"n_tokens": len(batch), "n_outputs": max(1, len(rows)), **self.dims}
+        inputs: dict[str, Array] = {}
+        for group, cache in self.caches.items():
+            dims[f"n_{group}"] = cache.cells.n_used
+        for name in self._feed_names[graph]:
+            inputs[name] = self._feed(name, self.graphs[graph].feeds[name], batch, rows, placed, causal)
+        return dims, inputs
+
+    def _feed(
+        self, name: str, value: Value, batch: Batch, rows: NDArray[np.int32], placed: Mapping[str, NDArray[np.int64]], causal: bool
+    ) -> Array:
+        """The array of one host input."""
+        declared = self.bound.feeds.get(name)
+        if declared is not None and declared.compute is not None:
+            return declared.compute(batch)
+        if name == "tokens" and batch.tokens is not None:
+            return batch.tokens
+        if name == "features" and batch.features is not None:
+            return batch.features
+        if name in ("tokens", "features"):
+            given = "token ids" if batch.tokens is not None else "feature rows"
+            raise RequestError(f"this graph takes {name}, the batch holds {given}")
+        if name == "pos":
+            return batch.pos
+        if name == "out_rows":
+            return rows if len(rows) else np.zeros(1, np.int32)
+        for group, cache in self.caches.items():
+            if name == f"{group}_cells":
+                return placed[group]
+            if name == f"{group}_mask":
+                return cache.cells.mask(batch.seq, batch.pos, causal, value.dtype.numpy_dtype)
+            if name in cache.constants:
+                return cache.constants[name]
+        raise RequestError(f"nothing provides the host input {name!r}: give its Feed a function")
+
+    def _check_batch(self, batch: Batch) -> None:
+        options = self.options
+        if len(batch) > options.n_ubatch:
+            raise RequestError(f"a run takes at most n_ubatch = {options.n_ubatch} rows, found {len(batch)}")
+        if int(batch.seq.max()) >= options.n_seq_max:
+            raise RequestError(f"sequence id {int(batch.seq.max())} is not below n_seq_max = {options.n_seq_max}")
+        if batch.tokens is not None:
+            n_vocab = int(self.bound.hparam("n_vocab"))
+            bad = (batch.tokens < 0) | (batch.tokens >= n_vocab)
+            if bad.any():
+                raise RequestError(f"token id {int(batch.tokens[bad][0])} is outside the vocabulary of {n_vocab}")
+        if batch.features is not None and "inject" in self.graphs:
+            with self.bound.binding(self.dims):
+                expected = [f for g in self.graphs.values() for n, f in g.feeds.items() if n == "features"]
+                width = int(expected[0].shape[0]) if expected else 0
+            if batch.features.shape[1] != width:
+                raise RequestError(f"feature rows of width {width} are expected, found {batch.features.shape[1]}")
+
+    # -- state -----------------------------------------------------------------------------------------------
+    def remove(self, seq: int, start: int, end: int | None = None) -> None:
+        """Forget the tokens of a sequence at positions ``start`` to ``end - 1`` (llama_memory_seq_rm)."""
+        for cache in self.caches.values():
+            cache.cells.remove(seq, start, end)
+
+    def last(self, seq: int) -> int:
+        """The newest position of a sequence in the cache, -1 when there is none."""
+        return max((cache.cells.last(seq) for cache in self.caches.values()), default=-1)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for cache in self.caches.values():
+            cache.cells.clear()
+
+    def stats(self) -> Stats:
+        return self.native.stats()
+
+    def close(self) -> None:
+        self.native.close()
+        self.native_model.close()
+
+
+def hadamard(n: int) -> NDArray[np.float32]:
+    """The orthonormal Sylvester-Hadamard matrix of size n, a power of two (dflash-family.md KA-2)."""
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return np.ascontiguousarray(h / np.sqrt(n), np.float32)
+
+
+def _check_options(options: ContextOptions) -> None:
+    for name in ("n_ctx", "n_ubatch", "n_seq_max"):
+        if getattr(options, name) < 1:
+            raise RequestError(f"{name} must be positive, found {getattr(options, name)}")
+    if options.n_ctx > 1 << 24:
+        raise RequestError(f"n_ctx = {options.n_ctx} is beyond the limit of {1 << 24}")
+    for name in ("type_k", "type_v"):
+        if getattr(options, name) not in KV_TYPES:
+            raise RequestError(f"a cache cannot be of type {getattr(options, name).name}; known: {', '.join(t.name for t in KV_TYPES)}")
+
+
+def context_size(requested: int, trained: int) -> int:
+    """Cells for a context of ``requested`` tokens (0: as trained)."""
+    return padded(requested or trained)

@@ -1,0 +1,222 @@
+"""Speculative decoding: draft a block, verify it in one pass, inject what was computed, keep what matches.
+
+One round (dflash-family.md OV-9): the drafter fills a block behind the last token; the target decodes that token and the drafts in one
+batch; its hidden states of all these rows go into the drafter's cache; rows behind the accepted drafts are removed from both
+caches. Every emitted token is the target's own choice, so text never depends on the drafter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.dsl.errors import RequestError
+
+from .batch import Batch
+from .context import Context
+from .pairing import Pairing
+
+
+@dataclass
+class Timing:
+    """Seconds spent, by part of a round; ``host`` is everything between."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    inject: float = 0.0
+    prefill: float = 0.0
+
+
+@dataclass
+class Statistics:
+    """Counts over the rounds of a generation. ``by_position[i]``: rounds that tried / accepted draft i."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tried: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+    def count(self, n_drafted: int, n_accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += n_drafted
+        self.accepted += n_accepted
+        grow = n_drafted - len(self.tried)
+        self.tried += [0] * grow
+        self.kept += [0] * grow
+        for i in range(n_drafted):
+            # a draft is tried when all before it were accepted
+            self.tried[i] += i <= n_accepted
+            self.kept[i] += i < n_accepted
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted drafts per round."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+    def acceptance(self) -> list[float | None]:
+        """Chance that draft i is accepted, given that those before it were."""
+        return [k / t if t else None for k, t in zip(self.kept, self.tried, strict=True)]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did for one sequence: the drafts, how many were right, the tokens emitted."""
+
+    drafts: tuple[int, ...]
+    accepted: int
+    tokens: tuple[int, ...]
+
+
+@dataclass
+class Sequence_:
+    """One sequence in progress: ``n_past`` tokens are in the target's cache, ``last`` is decided but not yet decoded."""
+
+    id: int
+    n_past: int
+    last: int
+
+
+class Speculator:
+    """The loop over a target context and, optionally, a drafter context."""
+
+    def __init__(
+        self, target: Context, draft: Context | None = None, pairing: Pairing | None = None, n_max: int | None = None,
+        n_min: int = 0, p_min: float = 0.0,
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.pairing = pairing
+        self.timing = Timing()
+        self.statistics = Statistics()
+        self.n_max = 0
+        self.n_min = n_min
+        self.p_min = p_min
+        if pairing is not None:
+            wanted = pairing.max_draft if n_max is None else n_max
+            if wanted < 0:
+                raise RequestError(f"n_max must not be negative, found {wanted}")
+            self.n_max = min(wanted, pairing.max_draft)
+        self._taps = pairing.taps if pairing is not None else ()
+
+    # -- prompt ----------------------------------------------------------------------------------------
+    def prefill(self, tokens: Sequence[int], seq: int = 0, pos: int = 0, want_next: bool = True) -> int | None:
+        """Decode a prompt and give its features to the drafter; returns the target's choice behind it."""
+        if not len(tokens):
+            return None
+        start = time.perf_counter()
+        batch = Batch.of_tokens(tokens, pos, seq)
+        choice: int | None = None
+        for first, part in batch.parts(self.target.options.n_ubatch):
+            last = first + len(part) == len(batch)
+            rows = [len(part) - 1] if last and want_next else []
+            results = self.target.run(
+                "decode", part, ("argmax",) if rows else (), rows=rows, taps=self._unique_taps()
+            )
+            self._inject(part, results)
+            if rows:
+                choice = int(results["argmax"][0])
+        self.timing.prefill += time.perf_counter() - start
+        return choice
+
+    def _unique_taps(self) -> tuple[tuple[str, int], ...]:
+        return tuple(dict.fromkeys(self._taps))
+
+    def _inject(self, batch: Batch, results: dict[str, NDArray[np.float32]]) -> None:
+        if self.draft is None or self.pairing is None:
+            return
+        start = time.perf_counter()
+        features = np.concatenate([results[f"{name}.{il}"] for name, il in self._taps], axis=1)
+        rows = Batch(batch.pos, batch.seq, features=np.ascontiguousarray(features, np.float32))
+        for _, part in rows.parts(self.draft.options.n_ubatch):
+            self.draft.run(self.pairing.contract.inject, part, causal=False)
+        self.timing.inject += time.perf_counter() - start
+
+    # -- rounds ----------------------------------------------------------------------------------------
+    def propose(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[list[int]]:
+        """Draft for every sequence in one batch of equal blocks; the blocks' rows are removed again.
+
+        ``limits``: the most drafts wanted for each, applied after drafting (SL-3).
+        """
+        limits = [self.n_max] * len(sequences) if limits is None else limits
+        if self.draft is None or self.pairing is None or self.n_max == 0 or not any(n > 0 for n in limits):
+            return [[] for _ in sequences]
+        start = time.perf_counter()
+        pairing, contract = self.pairing, self.pairing.contract
+        rows = pairing.block_tokens(self.n_max)
+        room = self.draft.options.n_ubatch // rows
+        if room == 0:
+            raise RequestError(f"a block of {rows} rows does not fit n_ubatch = {self.draft.options.n_ubatch}")
+        wanted = tuple(contract.outputs(self.p_min))
+        proposals: list[list[int]] = []
+        for first in range(0, len(sequences), room):
+            group = sequences[first : first + room]
+            blocks = [
+                Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in group
+            ]
+            outputs = self.draft.run(contract.draft, Batch.join(blocks), wanted, causal=False)
+            for s in group:
+                self.draft.remove(s.id, s.n_past)
+            for i, limit in enumerate(limits[first : first + room]):
+                block = {n: a[i * rows : (i + 1) * rows] for n, a in outputs.items()}
+                drafts = contract.propose(block, pairing.first_row, self.n_max, self.p_min)[: max(0, limit)]
+                proposals.append(drafts if len(drafts) >= self.n_min else [])
+        self.timing.draft += time.perf_counter() - start
+        return proposals
+
+    def verify(self, sequences: Sequence[Sequence_], drafts: Sequence[Sequence[int]]) -> list[Round]:
+        """Decode last token and drafts of every sequence in one batch; keep what the target chose as well (greedy)."""
+        start = time.perf_counter()
+        blocks = [Batch.of_tokens([s.last, *d], s.n_past, s.id) for s, d in zip(sequences, drafts, strict=True)]
+        batch = Batch.join(blocks)
+        choices: list[int] = []
+        parts = list(batch.parts(self.target.options.n_ubatch))
+        injected = 0.0
+        for _, part in parts:
+            results = self.target.run("decode", part, ("argmax",), taps=self._unique_taps())
+            choices += [int(t) for t in results["argmax"]]
+            before = self.timing.inject
+            self._inject(part, results)
+            injected += self.timing.inject - before
+        rounds: list[Round] = []
+        row = 0
+        for s, d in zip(sequences, drafts, strict=True):
+            chosen = choices[row : row + len(d) + 1]
+            row += len(d) + 1
+            accepted = 0
+            while accepted < len(d) and chosen[accepted] == d[accepted]:
+                accepted += 1
+            self._keep(s, accepted, chosen[accepted])
+            self.statistics.count(len(d), accepted)
+            rounds.append(Round(tuple(d), accepted, tuple(chosen[: accepted + 1])))
+        self.timing.verify += time.perf_counter() - start - injected
+        return rounds
+
+    def _keep(self, s: Sequence_, accepted: int, following: int) -> None:
+        """Remove what was not accepted from both caches and move on."""
+        s.n_past += 1 + accepted
+        s.last = following
+        self.target.remove(s.id, s.n_past)
+        if self.draft is not None:
+            self.draft.remove(s.id, s.n_past)
+
+    def step(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[Round]:
+        """One round for every sequence. ``limits`` bound the drafts of each."""
+        bounded = [
+            min(self.n_max if limits is None else limits[i], self._room(s)) for i, s in enumerate(sequences)
+        ]
+        return self.verify(sequences, self.propose(sequences, bounded))
+
+    def _room(self, s: Sequence_) -> int:
+        """How many drafts still fit the context behind the last token; 0 also when the drafter's block would not."""
+        used = s.n_past + 1
+        left = self.target.options.n_ctx - used
+        if self.draft is not None and self.pairing is not None:
+            block = self.pairing.block_tokens(self.n_max)
+            if s.n_past + block > self.draft.options.n_ctx:
+                return 0
+        return max(0, left)
