@@ -297,7 +297,7 @@ class BodyWriter:
         if isinstance(arms, Variant):
             return self.variant(arms, carried)
         yes, no = self.arms(arms.yes, carried), self.arms(arms.no, carried)
-        return _merge(condition(arms.question, self.names), yes, no)
+        return merge(condition(arms.question, self.names), yes, no)
 
     def variant(self, variant: Variant, carried: dict[str, str]) -> list[Line]:
         """One kind of iteration, ending with every carried variable holding its next value."""
@@ -332,7 +332,7 @@ class BodyWriter:
         return lines
 
 
-def _merge(question: str, yes: list[Line], no: list[Line]) -> list[Line]:
+def merge(question: str, yes: list[Line], no: list[Line], python: bool = False) -> list[Line]:
     """``if`` around what differs; what both begin or end with stands once."""
     head = 0
     while head < min(len(yes), len(no)) and yes[head] == no[head]:
@@ -348,11 +348,11 @@ def _merge(question: str, yes: list[Line], no: list[Line]) -> list[Line]:
         if first is not None and variable not in first.declares:
             if any(line.text.startswith("auto [") and variable in line.declares for part in parts for line in part):
                 # a structured binding cannot be declared ahead: keep the two ways apart to their ends
-                return [*yes[:head], *_branches(question, yes[head:], no[head:])]
+                return [*yes[:head], *_branches(question, yes[head:], no[head:], python)]
             hoisted.append(variable)
     parts = [[_without(line, hoisted) for line in part] for part in parts]
     ahead = [Line(f"{{type}}{v} = nullptr;", (v,)) for v in hoisted]
-    return [*yes[:head], *ahead, *_branches(question, *parts), *(_without(line, hoisted) for line in common)]
+    return [*yes[:head], *ahead, *_branches(question, *parts, python), *(_without(line, hoisted) for line in common)]
 
 
 def _equal_tail(a: Line, b: Line) -> bool:
@@ -365,13 +365,14 @@ def _without(line: Line, hoisted: list[str]) -> Line:
     return line
 
 
-def _branches(question: str, yes: list[Line], no: list[Line]) -> list[Line]:
+def _branches(question: str, yes: list[Line], no: list[Line], python: bool) -> list[Line]:
     if not yes:
-        question, yes, no = negate(question), no, []
-    lines = [Line(f"if ({question}) {{"), *(line.shifted() for line in yes)]
+        question, yes, no = f"not {question}" if python else negate(question), no, []
+    opening, between, closing = ("if {}:", "else:", None) if python else ("if ({}) {{", "}} else {{", "}}")
+    lines = [Line(opening.format(question)), *(line.shifted() for line in yes)]
     if no:
-        lines += [Line("} else {"), *(line.shifted() for line in no)]
-    return [*lines, Line("}")]
+        lines += [Line(between.format()), *(line.shifted() for line in no)]
+    return [*lines, Line(closing.format())] if closing else lines
 
 
 def _inputs(piece: Straight | Rolled) -> list[Value]:

@@ -31,7 +31,7 @@ class Names:
             self.dims.add(atom.name)
         elif atom.scope is Scope.LAYER and atom.name != "il":
             self.layer_values[atom.name] = "float" if atom.is_float else "int64_t"
-        return PREFIX[atom.scope] + atom.name
+        return atom.cpp or PREFIX[atom.scope] + atom.name
 
 
 def integer(x: Sym, names: Names, level: int = 0) -> str:

@@ -85,7 +85,7 @@ def emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
 
 def _emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
     file = _File()
-    blocks = _blocks_in_order(graphs.values())
+    blocks = blocks_in_order(graphs.values())
     structs: list[dict[str, Any]] = []
     functions: list[Function] = []
     for block in blocks:
@@ -114,7 +114,7 @@ def _environment() -> Any:
     return environment
 
 
-def _blocks_in_order(graphs: Iterable[Graph]) -> list[Block]:
+def blocks_in_order(graphs: Iterable[Graph]) -> list[Block]:
     """Callees before callers, each once."""
     ordered: list[Block] = []
 

@@ -46,9 +46,11 @@ def rotation_dims(model: BoundModel, spec: Any) -> dict[str, int]:
 
 def trace_all(model: BoundModel, dims: Mapping[str, int] | None = None) -> dict[str, Graph]:
     """Every graph of a model, verified."""
-    graphs = {name: trace_graph(model, name, dims or sample_dims(model)) for name in model.cls.graphs()}
-    for graph in graphs.values():
-        verify(graph)
+    dims = dims or sample_dims(model)
+    graphs = {name: trace_graph(model, name, dims) for name in model.cls.graphs()}
+    with model.binding(dims):
+        for graph in graphs.values():
+            verify(graph)
     check_readers(model)
     return graphs
 

@@ -156,6 +156,9 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
         for key, value in outputs.items():
             if not isinstance(value, Value):
                 raise GraphError(f"graph {name}: output {key!r} is {type(value).__name__}, expected a tensor")
+        for key, value in outputs.items():
+            if value.node is not None and value.node.hint is None and len(value.node.results) == 1:
+                value.node.hint = value.name = key  # made in the return statement: known by what it is returned as
         body: Body = tracer.body
         body.results = list(outputs.values())
         body.result_names = list(outputs)

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from . import source, trace, tree
 from .errors import GraphError
-from .ir import Block, Body, Call, Kind, Value
+from .expr import Atom, Scope, Sym, substitute
+from .ir import Apply, Block, Body, Call, Kind, Value
 from .layers import LayerView
 from .text import body_text
 
@@ -43,6 +44,8 @@ def block(function: F) -> F:
         body = Body(layer=layer.il if layer else None, uses_layer=bool(layers), position=source.of_function(function))
         operands: list[Value] = []
         taken: dict[str, int] = {}
+        renamed: dict[int, Atom] = {}  # fingerprint of a caller's dim -> the block's own
+        original: dict[int, Sym] = {}
 
         def parameter(path: str, value: Value) -> Value:
             tracer.check_visible(value, f"block {name}")
@@ -57,7 +60,8 @@ def block(function: F) -> F:
             taken[short] = taken.get(short, 0) + 1
             if taken[short] > 1:
                 short = path.replace(".", "_")
-            param = Value(value.shape, value.dtype, Kind.PARAM, name=short, layout=value.layout)
+            shape = [_local(dim, short, axis, renamed) for axis, dim in enumerate(value.shape)]
+            param = Value(shape, value.dtype, Kind.PARAM, name=short, layout=value.layout)
             operands.append(value)
             body.params.append(param)
             return param
@@ -76,10 +80,38 @@ def block(function: F) -> F:
             tracer.bodies.pop()
             tracer.depths.pop()
 
-        return _finish(tracer, name, doc, body, operands, returned, layer, place)
+        for param, operand in zip(body.params, operands, strict=True):
+            for inner, outer in zip(param.shape, operand.shape, strict=True):
+                original[inner.fingerprint] = outer
+        return _finish(tracer, name, doc, body, operands, original, returned, layer, place)
 
     call.__draftsmith_block__ = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def _local(dim: Sym, param: str, axis: int, renamed: dict[int, Atom]) -> Sym:
+    """The block's own name for a dim that differs from caller to caller; other dims keep theirs."""
+    if not isinstance(dim, Atom) or dim.local is None:
+        return dim
+    if dim.fingerprint not in renamed:
+        renamed[dim.fingerprint] = Atom(
+            Scope.PARAM, dim.local, False, dim.value, dim.local, f"{param}->ne[{axis}]"
+        )
+    return renamed[dim.fingerprint]
+
+
+def _measured(body: Body) -> set[str]:
+    """Parameters whose dims the body's code reads."""
+    return {
+        (atom.cpp or "").partition("->")[0]
+        for node in body.nodes
+        if isinstance(node, Apply)
+        for value in node.attrs.values()
+        for dim in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(dim, Sym)
+        for atom in dim.atoms()
+        if atom.scope is Scope.PARAM
+    }
 
 
 def _belongs(value: Value, layer: LayerView | None) -> bool:
@@ -95,6 +127,7 @@ def _finish(
     doc: str,
     body: Body,
     operands: list[Value],
+    original: dict[int, Sym],
     returned: Any,
     layer: LayerView | None,
     place: source.Position | None,
@@ -102,7 +135,10 @@ def _finish(
     """Close a body: drop what it was given but never reads, name its results, find the block with the same text, add the call
     to the outer body."""
     needed = {id(v) for node in body.nodes for v in node.inputs} | {id(v) for _, v in tree.leaves(returned)}
-    kept = [(p, o) for p, o in zip(body.params, operands, strict=True) if id(p) in needed]
+    measured = _measured(body)
+    kept = [
+        (p, o) for p, o in zip(body.params, operands, strict=True) if id(p) in needed or p.name in measured
+    ]
     body.params, operands = [p for p, _ in kept], [o for _, o in kept]
     named = tree.leaves(returned, "")
     if isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields"):
@@ -125,7 +161,7 @@ def _finish(
         hint = node.hint if len(body.results) == 1 else result_name
         outer.setdefault(
             id(value),
-            Value(value.shape, value.dtype, Kind.NODE, name=hint or known.name, node=node, layout=value.layout),
+            Value([substitute(d, original) for d in value.shape], value.dtype, Kind.NODE, name=hint or known.name, node=node, layout=value.layout),
         )
     node.results = tuple(outer[id(v)] for v in body.results)
     tracer.add(node)

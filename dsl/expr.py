@@ -35,6 +35,7 @@ class Scope(Enum):
     LAYER = "layer"  # a per-layer hyperparameter
     DIM = "dim"  # a run-time dim: parameter of the generated build function
     LOOP = "loop"  # the counter of a loop
+    PARAM = "param"  # a dim of a block's parameter
     OPTION = "opt"  # a setting of the context: flash attention, cache types
 
 
@@ -172,15 +173,24 @@ class Const(Sym):
 
 
 class Atom(Sym):
-    """A named quantity. ``fixed`` carries the value of a layer's or loop's own quantity."""
+    """A named quantity. ``fixed`` carries the value of a layer's or loop's own quantity.
 
-    __slots__ = ("fixed", "name", "scope")
+    ``local``: the name that a block gives this dim, so that one block serves callers with different ones (the cells of the
+    full and of the sliding cache). ``cpp``: how a parameter's dim is written.
+    """
 
-    def __init__(self, scope: Scope, name: str, is_float: bool = False, fixed: Number | None = None) -> None:
+    __slots__ = ("cpp", "fixed", "local", "name", "scope")
+
+    def __init__(
+        self, scope: Scope, name: str, is_float: bool = False, fixed: Number | None = None, local: str | None = None,
+        cpp: str | None = None,
+    ) -> None:
         super().__init__("atom", (), is_float, _mix("atom", scope.value, name))
         self.scope = scope
         self.name = name
         self.fixed = fixed
+        self.local = local
+        self.cpp = cpp
 
     @property
     def value(self) -> Number:
@@ -321,6 +331,20 @@ def product(items: Any) -> Sym:
     for item in items:
         total = total * item
     return total
+
+
+def substitute(x: Sym, mapping: dict[int, Sym]) -> Sym:
+    """``x`` with atoms replaced, by fingerprint."""
+    if x.fingerprint in mapping:
+        return mapping[x.fingerprint]
+    if not isinstance(x, Compound) or not any(a.fingerprint in mapping for a in x.atoms()):
+        return x
+    args = [substitute(a, mapping) for a in x.args]
+    if x.op in ("min", "max"):
+        return (minimum if x.op == "min" else maximum)(*args)
+    if x.op in ("sqrt", "log"):
+        return (sqrt if x.op == "sqrt" else log)(*args)
+    return _binary(x.op, *args)
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ class KVView(NamedTuple):
     """One layer's cache with what a batch needs to use it.
 
     ``k``, ``v``: rows of all cells, ``[width, n_cells]``. ``cells``: where the batch's rows go, i64 ``[n_tokens]``.
-    ``mask``: 0 or -inf for each cell and token, ``[n_kv, n_tokens]``. ``n_kv``: cells in use, rounded up.
+    ``mask``: 0 or -inf for each token and cell in use (rounded up), ``[n_kv, n_tokens]``.
     ``hadamard_k``, ``hadamard_v``: the matrices [n, n] that rotate what is stored; None where the cache is not rotated.
     """
 
@@ -68,7 +68,6 @@ class KVView(NamedTuple):
     v: Value
     cells: Value
     mask: Value
-    n_kv: Sym
     hadamard_k: Value | None
     hadamard_v: Value | None
 
@@ -81,8 +80,8 @@ def cache_group(spec: KVCache, sliding: bool) -> str:
 def kv_view(model: BoundModel, spec: KVCache, il: int, sliding: bool) -> KVView:
     tracer = trace.current()
     group = cache_group(spec, sliding)
-    n_kv = Atom(Scope.DIM, f"n_{group}")
-    n_cells = Atom(Scope.DIM, f"n_cells_{group}")
+    n_kv = Atom(Scope.DIM, f"n_{group}", local=f"n_{spec.name}")
+    n_cells = Atom(Scope.DIM, f"n_cells_{group}", local="n_cells")
     mask_type = GGMLType.f16 if flash_attn.value else GGMLType.f32
 
     def state(part: str, width: Sym, dtype: GGMLType) -> Value:
@@ -100,7 +99,6 @@ def kv_view(model: BoundModel, spec: KVCache, il: int, sliding: bool) -> KVView:
         v=state("v", spec.v, model.options.type_v),
         cells=tracer.feed(f"{group}_cells", (n_tokens,), GGMLType.i64),
         mask=tracer.feed(f"{group}_mask", (n_kv, n_tokens), mask_type),
-        n_kv=n_kv,
         hadamard_k=rotation("k"),
         hadamard_v=rotation("v"),
     )

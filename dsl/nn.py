@@ -85,10 +85,11 @@ def attention(
 ) -> Value:
     """softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n_tokens]."""
     head_k, head_v = k_cache.ne[0] // n_head_kv, v_cache.ne[0] // n_head_kv
+    n_kv = kv.mask.ne[0]
     q = rotate_k(q, kv)
     q = ops.permute(q, 0, 2, 1, 3)
-    k = ops.reshape(ops.first_rows(k_cache, kv.n_kv), head_k, n_head_kv, kv.n_kv)
-    v = ops.reshape(ops.first_rows(v_cache, kv.n_kv), head_v, n_head_kv, kv.n_kv)
+    k = ops.reshape(ops.first_rows(k_cache, n_kv), head_k, n_head_kv, n_kv)
+    v = ops.reshape(ops.first_rows(v_cache, n_kv), head_v, n_head_kv, n_kv)
     k, v = ops.permute(k, 0, 2, 1, 3), ops.permute(v, 0, 2, 1, 3)
     if flash_attn:
         if option("k_f32"):

@@ -12,7 +12,7 @@ from .ir import Apply, Body, Call, Kind, Node, Value
 def attr_text(value: Any) -> str:
     """An attribute with the scope of every name, so that equal texts mean equal code."""
     if isinstance(value, Atom):
-        return f"{value.scope.value}.{value.name}"
+        return f"{value.scope.value}.{value.cpp or value.name}"
     if isinstance(value, Const):
         return repr(value.args[0])
     if isinstance(value, Sym):

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import draftsmith.dsl as dsl
 import numpy as np
 import pytest
+
+import draftsmith.dsl as dsl
 from draftsmith.dsl import nn, ops
 
 ROOT = Path(__file__).resolve().parents[1]

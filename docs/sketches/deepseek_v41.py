@@ -10,6 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
+
 from draftsmith.dsl import (
     Architecture,
     DecoderHparams,
@@ -63,11 +64,6 @@ from draftsmith.dsl import (
 # Questions: `layer.il in hp.list`, `layer.il > hp.key`: answered per layer, an `if` in the generated loop.
 # Batch: recent_tokens(n): i64 [n_tokens, n], newest first, -1 where the sequence has none or has an image;
 # newest(state, il): i64 [n_tokens], the row of that stream that each token sees last, 0 where it sees none.
-# Constants: ops.full(*dims, value=), ops.repeat_to(a, *dims). Rope: ops.rope_ext_back, and offset= of both.
-# Elementwise: ops.abs, ops.sgn, ops.sqrt, ops.softplus, ops.swiglu_clamp(a, b, limit=); ops.sum_rows.
-# Experts: ops.mul_mat_id(w, x, ids); ops.argsort_top_k(a, k): as top_k, in descending order.
-# Fused, each with a plain form: ops.lightning_indexer(q, k, weights, mask), ops.dsv4_hc_pre(x, weights),
-# ops.dsv4_hc_comb(mixes, scale, base, eps=, n_iter=), ops.dsv4_hc_post(y, residual, post, comb).
 # --- End ----------------------------------------------------------------------------------------------------
 
 
@@ -258,13 +254,13 @@ def pool(rows: Value, ratio) -> Value:
         part = ops.cont(ops.slice_(rows, 0, start, D), D, ratio, rows.ne[1] // ratio)
         return ops.cont(ops.permute(part, 1, 0, 2, 3))
 
-    return ops.reshape(ops.sum_rows(by_group(0) * ops.soft_max_ext(by_group(D))), D, rows.ne[1] // ratio)
+    return ops.reshape(ops.sum_rows(by_group(0) * ops.soft_max(by_group(D))), D, rows.ne[1] // ratio)
 
 
 def open_at(mask: Value, ids: Value) -> Value:
     """A mask like ``mask`` [n, n_tokens], shut everywhere but at ``ids`` [k, n_tokens]."""
     shut = ops.reshape(ops.fill(mask, -inf), 1, *mask.shape)
-    return ops.reshape(ops.set_rows(shut, ops.full(1, *ids.shape, value=0.0), ids), *mask.shape)
+    return ops.reshape(ops.set_rows(shut, ops.full((1, *ids.shape), 0.0), ids), *mask.shape)
 
 
 def swiglu(gate: Value, up: Value, limit) -> Value:
@@ -304,7 +300,7 @@ class DeepSeekV41(Architecture):
         k = nn.rms_norm(keys, layer.engram_k, eps)
         q = nn.rms_norm(streams, layer.engram_q, eps)
         d = ops.sum_rows(k * q) * (1.0 / sqrt(N))
-        gate = ops.sigmoid(ops.sgn(d) * ops.sqrt(ops.clamp(ops.abs(d), 1e-6, inf)))
+        gate = ops.sigmoid(ops.sgn(d) * ops.sqrt(ops.clamp(ops.abs_(d), 1e-6, inf)))
         return streams + ops.repeat(value, streams) * gate
 
     @block
@@ -361,9 +357,9 @@ class DeepSeekV41(Architecture):
         blocks = ops.reshape(scores, B, n * T)
         where = ops.reshape(ops.argmax(blocks), 1, n * T)
         best = ops.reshape(ops.get_rows(ops.reshape(blocks, 1, B, n * T), where), 1, n, T)
-        best = ops.reshape(ops.set_rows(best, ops.full(1, 1, T, value=inf), newest), n, T)
+        best = ops.reshape(ops.set_rows(best, ops.full((1, 1, T), inf), newest), n, T)
         mask = open_at(best, ops.top_k(best, minimum(hp.n_candidate, n)))
-        return ops.reshape(ops.repeat_to(ops.reshape(mask, 1, n, T), B, n, T), B * n, T)
+        return ops.reshape(ops.repeat_4d(ops.reshape(mask, 1, n, T), B, n, T), B * n, T)
 
     @block
     def select(self, scores: Value, mask: Value) -> Value:
@@ -371,7 +367,7 @@ class DeepSeekV41(Architecture):
         return open_at(mask, ops.top_k(scores, minimum(hp.index_top_k, scores.ne[0]))) + mask
 
     @block
-    def attention(self, layer, x: Value, q: Value, pos: Value, kv: feeds.KVView, rows, chosen) -> Value:
+    def self_attention(self, layer, x: Value, q: Value, pos: Value, kv: feeds.KVView, rows, chosen) -> Value:
         """One softmax over window, chosen rows and sink (ATT-3 to ATT-9), grouped output (ATT-7)."""
         k = nn.rms_norm(nn.linear(layer.attn_kv, x), layer.attn_kv_a_norm, eps)
         k = rotate(nn.heads(k, D, 1), pos, layer)
@@ -411,12 +407,12 @@ class DeepSeekV41(Architecture):
 
     def trunk(self, x: Value, pos: Value, out_rows: Value, image: bool) -> dict[str, Value]:
         """All layers and the head. Each sublayer reads with the mix of the one before it (BLK-3)."""
-        streams = ops.repeat_to(ops.reshape(x, N, 1, T), N, C, T)
-        pre = ops.concat(ops.full(1, T, value=1.0), ops.full(C - 1, T, value=0.0))
-        mean = ops.full(C, T, value=1.0 / C)
+        streams = ops.repeat_4d(ops.reshape(x, N, 1, T), N, C, T)
+        pre = ops.concat(ops.full((1, T), 1.0), ops.full((C - 1, T), 0.0))
+        mean = ops.full((C, T), 1.0 / C)
         shared = chosen = allowed = None
         for layer in self.layers:
-            if layer.il in hp.engram_layers and not image:
+            if not image and layer.il in hp.engram_layers:
                 streams = self.engram(layer, streams, layer.engram_rows)
             tap("layer_input", ops.dsv4_hc_pre(streams, mean), layer)
 
@@ -433,7 +429,7 @@ class DeepSeekV41(Architecture):
                     scores = scores + allowed
                 chosen = self.select(scores, shared.mask)
             rows = shared.rows if layer.compress_ratio != 0 else None
-            y = self.attention(layer, x, q.heads, pos, layer.kv, rows, chosen)
+            y = self.self_attention(layer, x, q.heads, pos, layer.kv, rows, chosen)
             streams, pre = ops.dsv4_hc_post(y, streams, mix.post, mix.comb), mix.pre
 
             mix = self.mix(streams, layer.hc_ffn_fn, layer.hc_ffn_scale, layer.hc_ffn_base)
