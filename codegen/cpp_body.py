@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from draftsmith.dsl.errors import GraphError
+from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Apply, Body, Call, Kind, Loop, Node, Value
 from draftsmith.dsl.labels import ends_statement, labels
 
@@ -95,7 +96,7 @@ class BodyWriter:
         self.scope = Scope()
         self.uses: set[str] = set()  # of: ctx, hp, m, state
         self.pieces = roll(body, loops)
-        self.guards: list[tuple[Rolled, list[str], object]] = []
+        self.guards: list[tuple[list[str], Guard]] = []
         self.labels = labels(body, prefix)
         self._last: tuple[str, int, int] | None = None
 
@@ -155,12 +156,13 @@ class BodyWriter:
             last_use[id(value)] = len(nodes)
         for i, node in enumerate(nodes):
             statement_ends = ends_statement(node, nodes[i + 1] if i + 1 < len(nodes) else None)
-            lines += self.node(node, i, last_use, statement_ends, returned=final and i + 1 == len(nodes))
+            lines += self.node(nodes, i, last_use, statement_ends, returned=final and i + 1 == len(nodes))
         return lines
 
     def node(
-        self, node: Node, i: int, last_use: dict[int, int], statement_ends: bool, returned: bool
+        self, nodes: Sequence[Node], i: int, last_use: dict[int, int], statement_ends: bool, returned: bool
     ) -> list[Line]:
+        node = nodes[i]
         self.uses.add("ctx")
         comment = node.position.own_short if node.position and statement_ends else ""
         gap = self._gap(node)
@@ -168,6 +170,7 @@ class BodyWriter:
         if isinstance(node, Call):
             return gap + self.call(node, args, i, last_use, statement_ends, comment)
         assert isinstance(node, Apply)
+        gap += self.readers_first(node, nodes[:i])
         attrs = {k: attribute(v, self.names) for k, v in node.attrs.items()}
         op = node.op
         self.functions.update(self._called(node))
@@ -194,6 +197,25 @@ class BodyWriter:
             return []
         between = (linecache.getline(place[0], n).strip() for n in range(last[2] + 1, place[1]))
         return [Line("")] if any(text == "" for text in between) else []
+
+    def readers_first(self, write: Apply, before: Sequence[Node]) -> list[Line]:
+        """A write goes into the graph at once; what reads the old state must be there already."""
+        if not (write.op.writes_state and write.op.has_result):
+            return []
+        state = write.operands[0]
+        assert state is not None
+        seen = {id(state)}
+        lines = []
+        for node in before:
+            if not any(id(v) in seen for v in node.inputs) or not node.results:
+                continue
+            if isinstance(node, Apply) and node.op.is_view:
+                seen.add(id(node.results[0]))
+            elif not (isinstance(node, Apply) and node.op.writes_state):
+                for result in node.results:
+                    if id(result) in self.scope.expr:
+                        lines.append(Line(f"ggml_build_forward_expand(b.g.gf, {self.scope.expr[id(result)]});"))
+        return lines
 
     def _called(self, node: Apply) -> set[str]:
         """C functions of the text of one op, for the check against the headers."""
@@ -288,7 +310,7 @@ class BodyWriter:
             if name in last:
                 self.hold(variable, last[name])
         self.guards += [
-            (rolled, [condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in path], guard)
+            ([condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in path], guard)
             for path, guard in rolled.guards
         ]
         return lines
@@ -321,13 +343,13 @@ class BodyWriter:
                 self.scope.pinned.add(variable)  # a value of outside the loop is needed in the next iteration too
         lines = self.straight(variant.nodes, kept)
         for name, variable in carried.items():
-            value = after.get(name)
-            if value is not None and value is not before.get(name):
-                text = self.scope.expr.get(id(value)) or self.ref(value)
+            following = after.get(name)
+            if following is not None and following is not before.get(name):
+                text = self.scope.expr.get(id(following)) or self.ref(following)
                 if text != variable:
                     lines.append(Line(f"{variable} = {text};"))
-                    if id(value) in made:
-                        self.hold(variable, value)
+                    if id(following) in made:
+                        self.hold(variable, following)
         self.scope = outer
         return lines
 
@@ -350,9 +372,9 @@ def merge(question: str, yes: list[Line], no: list[Line], python: bool = False) 
                 # a structured binding cannot be declared ahead: keep the two ways apart to their ends
                 return [*yes[:head], *_branches(question, yes[head:], no[head:], python)]
             hoisted.append(variable)
-    parts = [[_without(line, hoisted) for line in part] for part in parts]
+    first_part, second_part = ([_without(line, hoisted) for line in part] for part in parts)
     ahead = [Line(f"{{type}}{v} = nullptr;", (v,)) for v in hoisted]
-    return [*yes[:head], *ahead, *_branches(question, *parts, python), *(_without(line, hoisted) for line in common)]
+    return [*yes[:head], *ahead, *_branches(question, first_part, second_part, python), *(_without(line, hoisted) for line in common)]
 
 
 def _equal_tail(a: Line, b: Line) -> bool:

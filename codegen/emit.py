@@ -20,6 +20,7 @@ from draftsmith.dsl.expr import Cond, Flag, Matches, Scope
 from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Block, Body, Call, Graph, Kind, Value
 from draftsmith.dsl.specs import KVCache, Tensor, declared
+from draftsmith.ggml import cache_dir
 
 from .cpp_body import BodyWriter, Line, uses_state
 from .cpp_expr import Names, condition, integer, negate
@@ -106,8 +107,11 @@ def _emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
 def _environment() -> Any:
     import jinja2
 
+    # compiling the template takes as long as tracing a model: keep it beside the compiled libraries
+    folder = cache_dir() / "templates"
+    folder.mkdir(parents=True, exist_ok=True)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(TEMPLATES), bytecode_cache=jinja2.FileSystemBytecodeCache(str(folder)), trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
     )
     environment.tests["search_layer"] = lambda name: "%d" in name
@@ -190,7 +194,7 @@ def _graph_function(model: BoundModel, graph: Graph, file: _File) -> Function:
     body = writer.write([(n, v) for n, v in graph.feeds.items()])
     for output, value in graph.outputs.items():
         body.append(Line(f'g.output("{output}", {writer.ref(value)});'))
-    for _, path, guard in writer.guards:
+    for path, guard in writer.guards:
         _layer_guard(model, path, guard, file)
     text = [x.render() for x in body]
     # a graph function gets g itself

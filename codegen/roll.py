@@ -103,7 +103,7 @@ def _roll_loop(body: Body, loop: Loop, nodes: list[Node]) -> Rolled:
     # 3. what is carried: variables read in the loop or used behind it, and changed by it
     read = {name for variant in kinds.values() for name in variant.reads.values()}
     last = loop.snapshots[-1]
-    behind = {name for name in changing if name in last and any(v is last[name] for v in after)}
+    behind = _behind(loop, changing, read, after)
     carried: dict[str, Value | None] = {}
     for name in changing:
         if name in read or name in behind:
@@ -116,6 +116,17 @@ def _roll_loop(body: Body, loop: Loop, nodes: list[Node]) -> Rolled:
     rolled = Rolled(loop, kinds[0], carried)
     rolled.arms = _decide(loop, kinds, list(range(len(loop.iterations))), 0, [], rolled.guards)
     return rolled
+
+
+def _behind(loop: Loop, changing: list[str], read: set[str], after: list[Value]) -> set[str]:
+    """One variable for each value that is used behind the loop: one that the loop reads anyway, else one that existed before it."""
+    last, first = loop.snapshots[-1], loop.snapshots[0]
+    chosen: set[str] = set()
+    for value in after:
+        holding = [n for n in changing if last.get(n) is value]
+        if holding and not any(n in read or n in chosen for n in holding):
+            chosen.add(next((n for n in holding if n in first), holding[0]))
+    return chosen
 
 
 def _used_after(body: Body, nodes: list[Node], inside: set[int]) -> list[Value]:

@@ -21,7 +21,7 @@ from draftsmith.dsl.specs import KVCache
 
 from .batch import Batch
 from .cells import Cells, padded
-from .model import Model, native_params, rotation_dims, trace_all
+from .model import Model, native_params
 
 KV_TYPES = tuple(GGMLType[n] for n in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"))
 """Cache types that llama.cpp offers too."""
@@ -57,22 +57,32 @@ class Cache:
     constants: dict[str, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A run about to happen: run-time dims, host inputs, the cells taken in each cache."""
+
+    dims: dict[str, int]
+    inputs: dict[str, Array]
+    placed: dict[str, NDArray[np.int64]]
+
+
 class Context:
     """State of a model for up to ``n_seq_max`` sequences, and its compiled graphs."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None, max_graphs: int = 6) -> None:
         options = options or ContextOptions()
         self.model = model
-        bound = model.bound(
+        _check_options(options)
+        traced = model.traced(
             Options(options.flash_attn, options.type_k, options.type_v, options.rotate, options.tap_last)
         )
+        bound = traced.model
         n_ctx = options.n_ctx or int(bound.hparam("n_ctx_train"))
         self.options = replace(options, n_ctx=n_ctx)
-        _check_options(self.options)
         self.bound = bound
         self.caches = self._make_caches()
         self.dims = self._constant_dims()
-        self.graphs: dict[str, Graph] = trace_all(bound, self._sample_dims())
+        self.graphs: dict[str, Graph] = traced.graphs
         self.source: Source = emit(bound, self.graphs)
         library = build_architecture(self.source.name, {f"{self.source.name}.cpp": self.source.text})
         self.native_model = NativeModel(
@@ -83,8 +93,7 @@ class Context:
             bound.borrowed(),
         )
         self.native = NativeContext(model.backends, self.native_model, self._state(), max_graphs)
-        with bound.binding(self._sample_dims()):
-            self._max_nodes = {name: g.n_nodes() + 4 * bound.n_layer + 64 for name, g in self.graphs.items()}
+        self._max_nodes = {name: g.n_nodes() + 4 * bound.n_layer + 64 for name, g in self.graphs.items()}
         self._feed_names = {name: tuple(g.feeds) for name, g in self.graphs.items()}
 
     # -- set-up --------------------------------------------------------------------------------------------
@@ -113,23 +122,12 @@ class Context:
         for cache in caches.values():
             for part, rotated in zip("kv", bound.cache_rotation(cache.spec), strict=True):
                 if rotated:
-                    n = rotation_dims(bound, cache.spec)[f"n_rot_{part}_{cache.spec.name}"]
+                    n = int(bound.hparam(f"n_rot_{part}_{cache.spec.name}"))
                     cache.constants[f"{cache.spec.name}_hadamard_{part}"] = hadamard(n)
         return caches
 
     def _constant_dims(self) -> dict[str, int]:
-        dims: dict[str, int] = {}
-        for group, cache in self.caches.items():
-            dims[f"n_cells_{group}"] = cache.cells.size
-            dims |= rotation_dims(self.bound, cache.spec)
-        return dims
-
-    def _sample_dims(self) -> dict[str, int]:
-        """Dims for tracing: the text of the generated source does not depend on them, its size bound hardly."""
-        n_tokens = min(8, self.options.n_ubatch)
-        return {
-            **self.dims, "n_tokens": n_tokens, "n_outputs": max(1, n_tokens // 2), **{f"n_{g}": c.cells.n_used for g, c in self.caches.items()},
-        }
+        return {f"n_cells_{group}": cache.cells.size for group, cache in self.caches.items()}
 
     def _state(self) -> list[StateDesc]:
         descs: list[StateDesc] = []
@@ -159,6 +157,22 @@ class Context:
         ``rows``: which rows go behind the last layer (all). Taps come back under ``name.il`` with every row. On any error the
         caches are as before.
         """
+        prepared = self.prepare(graph, batch, rows, causal)
+        try:
+            self.native.run(
+                graph, prepared.dims, prepared.inputs, outputs, taps, trace, max_nodes=self._max_nodes[graph]
+            )
+        except BaseException:
+            self._release(prepared.placed)
+            raise
+        results = {name: self.native.result(name, ndim=len(self.graphs[graph].outputs[name].shape)) for name in outputs}
+        results |= {f"{name}.{il}": self.native.result(name, il, ndim=2) for name, il in taps}
+        return results
+
+    def prepare(
+        self, graph: str, batch: Batch, rows: Sequence[int] | NDArray[np.int32] | None = None, causal: bool = True
+    ) -> Prepared:
+        """Take cells for a batch and make the host inputs of a graph; on any error the caches are as before."""
         if graph not in self.graphs:
             raise RequestError(f"{self.bound.name} has no graph {graph!r}; it has {', '.join(self.graphs)}")
         self._check_batch(batch)
@@ -168,14 +182,14 @@ class Context:
             for group, cache in self.caches.items():
                 placed[group] = cache.cells.place(batch.seq, batch.pos)
             dims, inputs = self._inputs(graph, batch, wanted_rows, placed, causal)
-            self.native.run(graph, dims, inputs, outputs, taps, trace, max_nodes=self._max_nodes[graph])
         except BaseException:
-            for group, cells in placed.items():
-                self.caches[group].cells.release(cells)
+            self._release(placed)
             raise
-        results = {name: self.native.result(name, ndim=len(self.graphs[graph].outputs[name].shape)) for name in outputs}
-        results |= {f"{name}.{il}": self.native.result(name, il, ndim=2) for name, il in taps}
-        return results
+        return Prepared(dims, inputs, placed)
+
+    def _release(self, placed: Mapping[str, NDArray[np.int64]]) -> None:
+        for group, cells in placed.items():
+            self.caches[group].cells.release(cells)
 
     def _inputs(
         self, graph: str, batch: Batch, rows: NDArray[np.int32], placed: Mapping[str, NDArray[np.int64]], causal: bool
@@ -265,9 +279,9 @@ def hadamard(n: int) -> NDArray[np.float32]:
 
 
 def _check_options(options: ContextOptions) -> None:
-    for name in ("n_ctx", "n_ubatch", "n_seq_max"):
-        if getattr(options, name) < 1:
-            raise RequestError(f"{name} must be positive, found {getattr(options, name)}")
+    for name, least in (("n_ctx", 0), ("n_ubatch", 1), ("n_seq_max", 1)):
+        if getattr(options, name) < least:
+            raise RequestError(f"{name} must be at least {least}, found {getattr(options, name)}")
     if options.n_ctx > 1 << 24:
         raise RequestError(f"n_ctx = {options.n_ctx} is beyond the limit of {1 << 24}")
     for name in ("type_k", "type_v"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from draftsmith.dsl.errors import WeightError
 from draftsmith.dsl.expr import Scope
 from draftsmith.dsl.ir import Apply, Graph, Kind
 from draftsmith.dsl.verify import verify
-from draftsmith.gguf_file import GGUFFile
+from draftsmith.gguf_file import GGUFFile, shown
 
 from . import registry
 
@@ -30,18 +31,7 @@ def sample_dims(model: BoundModel) -> dict[str, int]:
     for spec in state_specs(model):
         for group in (spec.name, f"{spec.name}_swa"):
             dims |= {f"n_{group}": 256, f"n_cells_{group}": 512}
-        dims |= rotation_dims(model, spec)
     return dims
-
-
-def rotation_dims(model: BoundModel, spec: Any) -> dict[str, int]:
-    """Sizes of the Hadamard matrices (dflash-family.md KA-2): for K the largest 64*2^j that divides the head, for V 64."""
-    with model.binding({}):
-        head = int(spec.head_k) if spec.head_k is not None else 64
-    n = 64
-    while head % (2 * n) == 0:
-        n *= 2
-    return {f"n_rot_k_{spec.name}": n, f"n_rot_v_{spec.name}": 64}
 
 
 def trace_all(model: BoundModel, dims: Mapping[str, int] | None = None) -> dict[str, Graph]:
@@ -53,6 +43,14 @@ def trace_all(model: BoundModel, dims: Mapping[str, int] | None = None) -> dict[
             verify(graph)
     check_readers(model)
     return graphs
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model's graphs for one set of options."""
+
+    model: BoundModel
+    graphs: dict[str, Graph]
 
 
 class Model:
@@ -69,6 +67,7 @@ class Model:
         self.backends = backends
         self.weights = weights
         self.target = target
+        self._traced: dict[Options, Traced] = {}
 
     @classmethod
     def load(
@@ -87,22 +86,43 @@ class Model:
             raise WeightError(
                 f"{file.path}: {bound.name} has no embeddings or head of its own and needs a target (--model) to lend them"
             )
-        usage = weight_usage(trace_all(bound))
+        traced = Traced(bound, trace_all(bound))
+        usage = weight_usage(traced.graphs)
         owned = backends or (target.backends if target else Backends())
         descs = [
             WeightDesc(name, info.type, info.ne, info.offset, info.nbytes, usage.get(name, Usage.OTHER))
             for name, info in file.tensors.items()
         ]
         weights = Weights.load(owned, file.path, descs, use_mmap, progress)
-        return cls(file, architecture, owned, weights, target)
+        model = cls(file, architecture, owned, weights, target)
+        model._traced[bound.options] = traced
+        return model
 
     def bound(self, options: Options | None = None) -> BoundModel:
         """The architecture fitted to this file for the settings of one context."""
+        known = self._traced.get(options or Options())
+        if known is not None:
+            return known.model
         return bind(self.cls, self.file, options, self.target.bound() if self.target else None)
+
+    def traced(self, options: Options) -> Traced:
+        """The graphs for the settings of one context; traced once for each."""
+        if options not in self._traced:
+            bound = self.bound(options)
+            self._traced[options] = Traced(bound, trace_all(bound))
+        return self._traced[options]
 
     @property
     def path(self) -> Path:
         return self.file.path
+
+    @property
+    def title(self) -> str:
+        """What reports call it: the file's name, and its own one where it has another."""
+        own = self.file.metadata.get("general.name")
+        if own is None or own.type != "str" or own.value == self.path.stem:
+            return self.path.stem
+        return f"{self.path.stem} ({shown(str(own.value))})"
 
     def close(self) -> None:
         self.weights.close()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftsmith.codegen.native import Backends
 from draftsmith.dsl.errors import ContractError, RequestError
@@ -22,10 +22,24 @@ from .speculative import Sequence_, Speculator, Statistics, Timing
 Progress = Callable[[int, int], "bool | None"]
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What acceptance depends on; without these a report would be no more than a number."""
+
+    target: str = ""
+    draft: str | None = None
+    prompt: str = "token ids"
+    temperature: float = 0.0
+    n_max: int = 0
+    n_min: int = 0
+    p_min: float = 0.0
+
+
 @dataclass
 class Report:
     """What a generation did. ``seconds`` is wall time from the first prompt token to the last emitted one."""
 
+    conditions: Conditions = field(default_factory=Conditions)
     prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
@@ -46,7 +60,17 @@ class Report:
     def host_seconds(self) -> float:
         """Time in none of draft, verify, inject and prefill."""
         t = self.timing
-        return max(self.seconds - t.prefill - t.draft - t.verify - (t.inject - self._prefill_inject), 0.0)
+        return max(self.seconds - t.prefill - t.draft - t.verify - self.inject_seconds, 0.0)
+
+    @property
+    def inject_seconds(self) -> float:
+        """Time to give features to the drafter, behind the prompt."""
+        return self.timing.inject - self._prefill_inject
+
+    def _repr_html_(self) -> str:
+        from .report_html import render
+
+        return render(self)
 
     _prefill_inject: float = 0.0
 
@@ -116,9 +140,16 @@ class Session:
             self.draft.clear()
 
     def generate_tokens(
-        self, prompt: Sequence[int], n_predict: int = 128, stop_tokens: Sequence[int] = (), from_prompt: bool = False
+        self,
+        prompt: Sequence[int],
+        n_predict: int = 128,
+        stop_tokens: Sequence[int] = (),
+        from_prompt: bool = False,
+        prompt_kind: str = "token ids",
     ) -> Iterator[int]:
         """Greedy continuation of a prompt, token by token. ``report`` is complete when the iterator ends.
+
+        ``prompt_kind`` names the prompt in the report ("code", "chat"): acceptance depends on it.
 
         ``from_prompt``: draft already from the prompt's last token instead of from the first generated one, as
         llama.cpp's speculative example does.
@@ -132,7 +163,9 @@ class Session:
             raise RequestError(f"the prompt has {len(prompt)} tokens, the context {n_ctx} (raise --ctx or shorten the prompt)")
         self.clear()
         loop = self.speculator()
-        report = self.report = Report(prompt_tokens=len(prompt), timing=loop.timing, statistics=loop.statistics)
+        report = self.report = Report(
+            self._conditions(loop, prompt_kind), len(prompt), timing=loop.timing, statistics=loop.statistics
+        )
         start = time.perf_counter()
         stops = frozenset(stop_tokens)
         sequence, pending = self._begin(loop, prompt, from_prompt)
@@ -156,6 +189,12 @@ class Session:
             pending = list(loop.step([sequence], limits)[0].tokens)
             report.seconds = time.perf_counter() - start
 
+    def _conditions(self, loop: Speculator, prompt_kind: str) -> Conditions:
+        draft = self.draft_model.title if self.draft_model is not None else None
+        return Conditions(
+            self.model.title, draft, prompt_kind, n_max=loop.n_max, n_min=loop.n_min, p_min=loop.p_min
+        )
+
     def _begin(self, loop: Speculator, prompt: Sequence[int], from_prompt: bool) -> tuple[Sequence_, list[int]]:
         if from_prompt:
             loop.prefill(prompt[:-1], want_next=False)
@@ -165,7 +204,12 @@ class Session:
         return Sequence_(0, len(prompt), first), [first]
 
     def generate(
-        self, prompt: str, n_predict: int = 128, stop: Sequence[str] = (), ignore_eos: bool = False
+        self,
+        prompt: str,
+        n_predict: int = 128,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        prompt_kind: str = "plain text",
     ) -> Iterator[str]:
         """Greedy continuation of a text, piece by piece; stops at end-of-generation tokens and at ``stop`` texts."""
         ids = self.tokenizer.encode(prompt)
@@ -174,7 +218,7 @@ class Session:
         stream = self.tokenizer.stream()
         eog = frozenset() if ignore_eos else self.tokenizer.eog_ids
         held = ""
-        for token in self.generate_tokens(ids, n_predict, tuple(eog)):
+        for token in self.generate_tokens(ids, n_predict, tuple(eog), prompt_kind=prompt_kind):
             if token in eog:
                 break
             held += stream.push(token)
@@ -196,9 +240,20 @@ class Session:
         return "".join(self.generate(prompt, n_predict, stop))
 
     def close(self) -> None:
+        """Give the contexts back; models may be in use elsewhere and go when nothing holds them."""
         for context in (self.draft, self.target):
             if context is not None:
                 context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        draft = f", draft={self.draft_model.title!r}" if self.draft_model is not None else ""
+        return f"Session({self.model.title!r}{draft}, n_ctx={self.target.options.n_ctx})"
 
 
 def _overlap(text: str, stop: str) -> int:

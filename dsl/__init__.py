@@ -12,12 +12,12 @@ from .dtypes import GGMLType
 from .expr import log, maximum, minimum, sqrt
 from .feeds import Feed, n_outputs, n_tokens
 from .ir import Value
-from .layers import Layer
+from .layers import Layer, LayerView
 from .loops import counted
 from .specs import KVCache, LayerKey, boolean, f32, int_list, kv_cache, matrix, tensor, text, u32
 
 __all__ = [
-    "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "Value", "arch",
+    "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
     "argmax_rows", "block", "boolean", "counted", "f32", "feeds", "graph", "int_list", "kv_cache", "log", "matrix", "maximum",
     "minimum", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "text", "u32",
 ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from . import source, trace
 from .errors import GraphError
-from .expr import Atom, Flag, Scope
+from .expr import Flag, Scope
 from .feeds import Feed
 from .ir import Apply, Body, Graph, Value
 from .layers import Layer, LayerView
@@ -123,7 +123,7 @@ def tap(name: str, value: Value, layer: LayerView) -> None:
     For the stream behind the last layer use :func:`tap_last`."""
     from .ops import tap as tap_op
 
-    tap_op(value, name=name, il=Atom(Scope.LAYER, "il", False, layer.il))
+    tap_op(value, name=name, il=layer.il)
 
 
 def tap_last(name: str, value: Value, model: Architecture) -> None:
@@ -145,8 +145,7 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
     tracer.body.position = spec.position
     with model.binding(dims), trace.tracing(tracer):
         feeds: dict[str, Value] = {}
-        for parameter, feed in spec.feeds.items():
-            declared = feed(model.arch) if inspect.isfunction(feed) else feed
+        for parameter, declared in spec.feeds.items():
             if not isinstance(declared, Feed):
                 raise GraphError(f"graph {name}: {parameter} is not a feed but {declared!r}")
             feeds[parameter] = tracer.feed(declared.name, declared.dims, declared.dtype)

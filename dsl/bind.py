@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import guards, trace
+from . import guards
 from .arch import Architecture
 from .binding import bound
 from .dtypes import GGMLType
 from .errors import DraftsmithError, GraphError, MetadataError, WeightError
-from .expr import Atom, Choice, Flag, Scope, Sym
+from .expr import Choice, Flag, Scope, Sym
 from .feeds import Feed
 from .ir import Block, Kind, Ref, Value
 from .specs import REQUIRED, HparamList, Key, KVCache, LayerKey, Tensor, declared
@@ -263,7 +263,7 @@ def examine(
     """Fit a file and list everything that is missing, of a wrong type or mis-shaped."""
     options = options or Options()
     problems: list[Problem] = []
-    values = _read_keys(cls, file, problems)
+    values = read_keys(cls, file, problems)
     values |= {
         (Scope.OPTION.value, "flash_attn"): options.flash_attn,
         (Scope.OPTION.value, "tap_last"): options.tap_last,
@@ -287,7 +287,18 @@ def examine(
             rotate_k, rotate_v = model.cache_rotation(spec)
             values[Scope.OPTION.value, f"rotate_k_{spec.name}"] = rotate_k
             values[Scope.OPTION.value, f"rotate_v_{spec.name}"] = rotate_v
+            head = int(spec.head_k) if spec.head_k is not None else 64
+            values[Scope.HPARAM.value, f"n_rot_k_{spec.name}"] = hadamard_size(head)
+            values[Scope.HPARAM.value, f"n_rot_v_{spec.name}"] = 64
     return model, problems
+
+
+def hadamard_size(head: int) -> int:
+    """Size of the matrix that rotates keys: the largest 64*2^j that divides the head (dflash-family.md KA-2)."""
+    n = 64
+    while head % (2 * n) == 0:
+        n *= 2
+    return n
 
 
 def _asked(spec: Any) -> str:
@@ -317,9 +328,10 @@ def _convert(kind: type, stored: MetadataValue) -> Any:
     return None
 
 
-def _read_keys(
+def read_keys(
     cls: type[Architecture], file: ModelFile, problems: list[Problem]
 ) -> dict[tuple[str, str], Any]:
+    """The values of all declared keys; adds to ``problems`` what is missing or of a wrong type."""
     values: dict[tuple[str, str], Any] = {}
     for spec in declared(cls.hparams, Key):
         value = _read_key(cls, spec, file, values, problems)
@@ -421,12 +433,18 @@ def _read_layers(
     return layers
 
 
-def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, problems: list[Problem]) -> None:
-    known: set[str] = set()
+def declared_tensors(cls: type[Architecture], n_layer: int) -> Iterator[tuple[Tensor, str, tuple[int, ...]]]:
+    """Every declared tensor with its GGUF name and shape; needs the values of the hparams to be bound."""
     wanted = [(spec, spec.tensor) for spec in declared(cls, Tensor)]
     for spec in declared(cls.layer, Tensor):
         wanted += [(spec, spec.tensor.format(il=il)) for il in range(n_layer)]
     for spec, name in wanted:
+        yield spec, name, tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
+
+
+def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, problems: list[Problem]) -> None:
+    known: set[str] = set()
+    for spec, name, expected in declared_tensors(cls, n_layer):
         known.add(name)
         if spec.scaled:
             for suffix in (".scale", ".input_scale"):
@@ -438,7 +456,6 @@ def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, probl
                         f"tensor {companion}: expected f32[1], found {info.type.name}{list(info.ne)}{_asked(spec)}", WeightError
                     ))
         info = file.tensors.get(name)
-        expected = tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
         shape = ", ".join(str(d) for d in spec.dims)
         if info is None:
             if not spec.optional:
@@ -475,12 +492,3 @@ def check_readers(model: BoundModel) -> None:
             f"{model.file.path}: tensor {unread[0]} is never read by a graph of {model.name}"
             + (f" (and {len(unread) - 1} more)" if len(unread) > 1 else "")
         )
-
-
-def where() -> str:
-    place = trace.here()
-    return f"\n{place.excerpt()}" if place else ""
-
-
-def hparam_atom(name: str, is_float: bool = False) -> Atom:
-    return Atom(Scope.HPARAM, name, is_float)

@@ -41,7 +41,7 @@ def block(function: F) -> F:
                 + (f"\n{place.excerpt()}" if place else "")
             )
         layer = layers[0] if layers else None
-        body = Body(layer=layer.il if layer else None, uses_layer=bool(layers), position=source.of_function(function))
+        body = Body(layer=int(layer.il) if layer else None, uses_layer=bool(layers), position=source.of_function(function))
         operands: list[Value] = []
         taken: dict[str, int] = {}
         renamed: dict[int, Atom] = {}  # fingerprint of a caller's dim -> the block's own
@@ -118,7 +118,7 @@ def _belongs(value: Value, layer: LayerView | None) -> bool:
     if value.kind not in (Kind.WEIGHT, Kind.STATE):
         return False
     assert value.ref is not None
-    return value.ref.il is None or (layer is not None and value.ref.il == layer.il)
+    return value.ref.il is None or (layer is not None and value.ref.il == int(layer.il))
 
 
 def _finish(
@@ -155,7 +155,7 @@ def _finish(
             unique = f"{name}_{number}"
             number += 1
         known = tracer.blocks[text] = Block(unique, body, doc, body.position)
-    node = Call(known, body, operands, layer.il if layer else None, place)
+    node = Call(known, body, operands, int(layer.il) if layer else None, place)
     outer: dict[int, Value] = {}
     for value, result_name in zip(body.results, body.result_names, strict=True):
         hint = node.hint if len(body.results) == 1 else result_name

@@ -325,6 +325,30 @@ def same(a: SymLike, b: SymLike) -> bool:
     return x.fingerprint == y.fingerprint and x.value == y.value
 
 
+def without_common_factors(a: SymLike, b: SymLike) -> tuple[Sym, Sym]:
+    """Both sides divided by the factors they share, so that an equation of element counts is one of the model's own sizes."""
+    left, right = _factors(_lift(a)), _factors(_lift(b))
+    for factor in list(left):
+        twin = next((f for f in right if f.fingerprint == factor.fingerprint), None)
+        if twin is not None:
+            left.remove(factor)
+            right.remove(twin)
+    return product(left), product(right)
+
+
+class _Factors(list[Sym]):
+    """A list that removes by identity: ``==`` of expressions asks a question."""
+
+    def remove(self, item: Sym) -> None:
+        del self[next(i for i, each in enumerate(self) if each is item)]
+
+
+def _factors(x: Sym) -> _Factors:
+    if isinstance(x, Compound) and x.op == "*":
+        return _Factors([*_factors(x.args[0]), *_factors(x.args[1])])
+    return _Factors([x])
+
+
 def product(items: Any) -> Sym:
     """The product of expressions; 1 for none."""
     total: Sym = Const(1)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from . import trace
@@ -43,15 +42,15 @@ class Feed:
     compute: Callable[[Any], NDArray[Any]] | None = None
 
 
-tokens = Feed("tokens", GGMLType.i32, (n_tokens,))
+tokens: Any = Feed("tokens", GGMLType.i32, (n_tokens,))
 """Token ids of the batch."""
-positions = Feed("pos", GGMLType.i32, (n_tokens,))
+positions: Any = Feed("pos", GGMLType.i32, (n_tokens,))
 """Position of each token in its sequence. Not a token count: after an image the two differ."""
-out_rows = Feed("out_rows", GGMLType.i32, (n_outputs,))
+out_rows: Any = Feed("out_rows", GGMLType.i32, (n_outputs,))
 """Which rows of the batch are wanted."""
 
 
-def features(width: SymLike) -> Feed:
+def features(width: SymLike) -> Any:
     """Rows of target features, one a token, instead of token ids."""
     return Feed("features", GGMLType.f32, (width, n_tokens))
 
@@ -82,7 +81,6 @@ def kv_view(model: BoundModel, spec: KVCache, il: int, sliding: bool) -> KVView:
     group = cache_group(spec, sliding)
     n_kv = Atom(Scope.DIM, f"n_{group}", local=f"n_{spec.name}")
     n_cells = Atom(Scope.DIM, f"n_cells_{group}", local="n_cells")
-    mask_type = GGMLType.f16 if flash_attn.value else GGMLType.f32
 
     def state(part: str, width: Sym, dtype: GGMLType) -> Value:
         field = f"{spec.name}.{part}"
@@ -91,21 +89,14 @@ def kv_view(model: BoundModel, spec: KVCache, il: int, sliding: bool) -> KVView:
     def rotation(part: str) -> Value | None:
         if not Flag(Scope.OPTION, f"rotate_{part}_{spec.name}"):
             return None
-        n = Atom(Scope.DIM, f"n_rot_{part}_{spec.name}")
+        n = Atom(Scope.HPARAM, f"n_rot_{part}_{spec.name}")
         return tracer.feed(f"{spec.name}_hadamard_{part}", (n, n), GGMLType.f32)
 
     return KVView(
         k=state("k", spec.k, model.options.type_k),
         v=state("v", spec.v, model.options.type_v),
         cells=tracer.feed(f"{group}_cells", (n_tokens,), GGMLType.i64),
-        mask=tracer.feed(f"{group}_mask", (n_kv, n_tokens), mask_type),
+        mask=tracer.feed(f"{group}_mask", (n_kv, n_tokens), GGMLType.f16),
         hadamard_k=rotation("k"),
         hadamard_v=rotation("v"),
     )
-
-
-def as_f16_mask(visible: NDArray[np.bool_], dtype: GGMLType) -> NDArray[Any]:
-    """0 where visible, -inf elsewhere, in the mask's element type."""
-    out = np.full(visible.shape, -np.inf, dtype=dtype.numpy_dtype)
-    out[visible] = 0
-    return out

@@ -7,7 +7,7 @@ quantised dot product, f16 in fused attention) is not imitated: differences of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Named:
-    """A named value of a run: ``name`` as ggml has it ("attention.q-3"), the node that made it."""
+    """A named value of a run: ``name`` as ggml has it ("attention.q-3"), the node that made it and what it was made from (for
+    an op; empty for a call)."""
 
     name: str
     value: Array
     node: Node
+    operands: tuple[Array | None, ...]
+
+
+Observer = Callable[[Named], "Array | None"]
 
 
 @dataclass
@@ -46,10 +51,10 @@ class Interpreter:
     _weights: dict[Ref, Array] = field(default_factory=dict)
 
     def run(
-        self, graph: Graph, dims: Mapping[str, int], feeds: Mapping[str, Array], named: list[Named] | None = None
+        self, graph: Graph, dims: Mapping[str, int], feeds: Mapping[str, Array], observe: Observer | None = None
     ) -> dict[str, Array]:
-        """Evaluate a graph traced for ``dims``; returns its outputs and, under "name.il", its taps. ``named`` receives every
-        labelled value in order."""
+        """Evaluate a graph traced for ``dims``; returns its outputs and, under "name.il", its taps. ``observe`` is shown every
+        labelled value in order and may return another to go on with (an equally legal order of a top-k)."""
         env: dict[int, Array] = {}
         for name, value in graph.feeds.items():
             if name not in feeds:
@@ -59,26 +64,30 @@ class Interpreter:
             env[id(value)] = array if expected is None else array.reshape(expected)
         taps: dict[str, Array] = {}
         with self.model.binding(dims):
-            self._body(graph.body, env, labels(graph.body, ""), taps, named)
+            self._body(graph.body, env, labels(graph.body, ""), taps, observe)
             results = {name: self._value(value, env) for name, value in graph.outputs.items()}
         return {**results, **taps}
 
     # -- inner ---------------------------------------------------------------------------------------------
     def _body(
-        self, body: Body, env: dict[int, Array], names: Mapping[int, str], taps: dict[str, Array], named: list[Named] | None
+        self, body: Body, env: dict[int, Array], names: Mapping[int, str], taps: dict[str, Array], observe: Observer | None
     ) -> None:
         for node in body.nodes:
             if isinstance(node, Call):
-                self._call(node, env, taps, named)
+                self._call(node, env, taps, observe)
             else:
                 assert isinstance(node, Apply)
                 env[id(node.results[0])] = self._apply(node, env, taps)
             label = names.get(id(node))
-            if named is not None and label is not None:
+            if observe is not None and label is not None:
                 il = layer_of(body, node)
-                named.append(Named(label if il is None else f"{label}-{il}", env[id(node.results[0])], node))
+                key = id(node.results[0])
+                made_from = tuple(v if v is None else self._value(v, env) for v in node.operands)
+                operands = made_from if isinstance(node, Apply) else ()
+                other = observe(Named(label if il is None else f"{label}-{il}", env[key], node, operands))
+                env[key] = env[key] if other is None else other
 
-    def _call(self, node: Call, env: dict[int, Array], taps: dict[str, Array], named: list[Named] | None) -> None:
+    def _call(self, node: Call, env: dict[int, Array], taps: dict[str, Array], observe: Observer | None) -> None:
         inner = {
             id(param): self._value(value, env)
             for param, value in zip(node.body.params, node.operands, strict=True)
@@ -91,7 +100,7 @@ class Interpreter:
             for mine, theirs in zip(node.body.nodes, node.block.body.nodes, strict=True)
             if id(theirs) in emitted
         }
-        self._body(node.body, inner, names, taps, named)
+        self._body(node.body, inner, names, taps, observe)
         for result, value in zip(node.results, node.body.results, strict=True):
             env[id(result)] = self._value(value, inner)
 
@@ -142,8 +151,3 @@ def _state_ref(value: Value) -> Ref | None:
     if isinstance(node, Apply) and node.op.writes_state and node.operands[0] is not None:
         return _state_ref(node.operands[0])
     return None
-
-
-def walk_nodes(graph: Graph) -> Iterator[Node]:
-    for _, node in graph.body.walk():
-        yield node

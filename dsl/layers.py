@@ -21,28 +21,33 @@ class Layer:
 class LayerView:
     """Layer ``il`` of a model being traced."""
 
-    def __init__(self, model: BoundModel, il: int) -> None:
+    def __init__(self, model: BoundModel, index: int) -> None:
         self._model = model
-        self.il = il
+        self._index = index
+
+    @property
+    def il(self) -> Atom:
+        """The layer's number, as a quantity of the layer: comparing it is a choice that tells layers apart."""
+        return Atom(Scope.LAYER, "il", False, self._index)
 
     @property
     def is_first(self) -> Flag:
-        return Flag(Scope.LAYER, "is_first", self.il == 0)
+        return Flag(Scope.LAYER, "is_first", self._index == 0)
 
     @property
     def is_last(self) -> Flag:
-        return Flag(Scope.LAYER, "is_last", self.il == self._model.n_layer - 1)
+        return Flag(Scope.LAYER, "is_last", self._index == self._model.n_layer - 1)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         spec = self._model.layer_specs.get(name)
         if isinstance(spec, Tensor):
-            return self._model.weight(spec, self.il)
+            return self._model.weight(spec, self._index)
         if isinstance(spec, KVCache):
             return self._cache(spec)
         if isinstance(spec, LayerKey):
-            value = self._model.layer_values[self.il][name]
+            value = self._model.layer_values[self._index][name]
             if spec.kind is bool:
                 return Flag(Scope.LAYER, name, value)
             return Atom(Scope.LAYER, name, spec.kind is float, value)
@@ -54,4 +59,4 @@ class LayerView:
 
     def _cache(self, spec: KVCache) -> KVView:
         sliding = spec.sliding is not None and bool(getattr(self, spec.sliding))
-        return kv_view(self._model, spec, self.il, sliding)
+        return kv_view(self._model, spec, self._index, sliding)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from functools import lru_cache
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 
 from . import trace
 from .dtypes import GGMLType
 from .errors import ShapeError
-from .expr import Sym, lift, same
+from .expr import Sym, lift, same, without_common_factors
 from .ir import CONTIGUOUS, Layout, Shape, Value, describe_numbers, describe_type
 
 F32, F16, I32, I64 = GGMLType.f32, GGMLType.f16, GGMLType.i32, GGMLType.i64
+
+
+O = TypeVar("O", bound="Op")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,57 @@ class Cost:
     bytes: float
 
 
-class Op:
-    """One ggml op. Subclasses are declarations; they are never instantiated by users.
+class OpMeta(type):
+    """Calling a declared op adds it to the graph being traced: ``mul_mat(w, x)`` is a tensor, not an ``Op``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Value:  # type: ignore[override]
+        declared = TABLE.get(getattr(cls, "name", ""))
+        if declared is None or type(declared) is not cls:
+            raise RuntimeError(f"{cls.__name__} is not an entry of the op table (decorate it with @op)")
+        return _call(declared, args, kwargs)
+
+
+@lru_cache(maxsize=None)
+def signature(declared: Op) -> inspect.Signature:
+    """Operands, then attributes; an attribute behind an optional operand is given by name."""
+    parameters = [
+        inspect.Parameter(
+            n.rstrip("?"),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if n.endswith("?") else inspect.Parameter.empty,
+        )
+        for n in declared.operands
+    ]
+    by_name = any(p.default is None for p in parameters)
+    parameters += [
+        inspect.Parameter(
+            n,
+            inspect.Parameter.KEYWORD_ONLY if by_name else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=inspect.Parameter.empty if d is ... else d,
+        )
+        for n, d in declared.attrs.items()
+    ]
+    return inspect.Signature(sorted(parameters, key=lambda p: (p.kind, p.default is not inspect.Parameter.empty)))
+
+
+def _call(declared: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    shape = signature(declared)
+    try:
+        given = shape.bind(*args, **kwargs)
+    except TypeError as e:
+        declared.fail(f"{e}; the op is {declared.name}{shape}")
+    given.apply_defaults()
+    operands = [given.arguments[n.rstrip("?")] for n in declared.operands]
+    for n, operand in zip(declared.operands, operands, strict=True):
+        if operand is None and not n.endswith("?"):
+            declared.fail(f"operand {n} is None: an optional weight that this file does not have?")
+        if operand is not None and not isinstance(operand, Value):
+            declared.fail(f"operand {n} must be a tensor, found {type(operand).__name__}")
+    return trace.apply(declared, operands, {n: given.arguments[n] for n in declared.attrs})
+
+
+class Op(metaclass=OpMeta):
+    """One ggml op. Subclasses are declarations.
 
     ``operands``: names, a trailing ``?`` marks an optional one. ``attrs``: names with defaults
     (``...`` for required). ``ggml``: the C function. ``dtypes``: allowed element types by operand.
@@ -54,6 +107,7 @@ class Op:
     writes_state: ClassVar[bool] = False  # the result is state after a write: never dead
     is_view: ClassVar[bool] = False  # shares memory with its first operand
     has_result: ClassVar[bool] = True
+    chooses: ClassVar[bool] = False  # the result holds indices into dimension 0 of the operand, chosen by its values
     extra_ggml: ClassVar[tuple[str, ...]] = ()  # further C functions that `cpp` or `cpp_after` use
 
     def infer(self, *operands: Any, **attrs: Any) -> Result:
@@ -96,7 +150,8 @@ class Op:
         """Two dims must be equal. Equal numbers with different names become a guard of the generated file."""
         if same(a, b):
             return
-        if a.value != b.value or not bool(a == b):
+        left, right = without_common_factors(a, b)
+        if a.value != b.value or not bool(left == right):
             self.fail(f"{message} ({a} = {a.value}, {b} = {b.value})", *operands, hint=hint)
 
     def need_dtype(self, value: Value, *allowed: GGMLType) -> None:
@@ -136,60 +191,13 @@ def nbytes(value: Value) -> float:
 TABLE: dict[str, Op] = {}
 
 
-class OpFunction:
-    """What an author calls: ``mul_mat(w, x)``. ``.op`` is the declaration."""
-
-    def __init__(self, op: Op) -> None:
-        self.op = op
-        self.__name__ = op.name
-        self.__doc__ = type(op).__doc__
-        parameters = [
-            inspect.Parameter(
-                n.rstrip("?"), inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None if n.endswith("?") else inspect.Parameter.empty,
-            )
-            for n in op.operands
-        ]
-        parameters += [
-            inspect.Parameter(
-                n, inspect.Parameter.KEYWORD_ONLY if any(p.default is None for p in parameters)
-                else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=inspect.Parameter.empty if d is ... else d,
-            )
-            for n, d in op.attrs.items()
-        ]
-        required_first = sorted(
-            parameters, key=lambda p: (p.kind, p.default is not inspect.Parameter.empty)
-        )
-        self.__signature__ = inspect.Signature(required_first)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Value:
-        op = self.op
-        try:
-            given = self.__signature__.bind(*args, **kwargs)
-        except TypeError as e:
-            op.fail(f"{e}; the op is {op.name}{self.__signature__}")
-        given.apply_defaults()
-        operands = [given.arguments[n.rstrip("?")] for n in op.operands]
-        for n, operand in zip(op.operands, operands, strict=True):
-            if operand is None and not n.endswith("?"):
-                op.fail(f"operand {n} is None: an optional weight that this file does not have?")
-            if operand is not None and not isinstance(operand, Value):
-                op.fail(f"operand {n} must be a tensor, found {type(operand).__name__}")
-        return trace.apply(op, operands, {n: given.arguments[n] for n in op.attrs})
-
-    def __repr__(self) -> str:
-        return f"<op {self.op.name}{self.__signature__}>"
-
-
-def op(cls: type[Op]) -> OpFunction:
-    """Class decorator: enter a declaration into the table and return the function that authors call."""
-    cls.name = getattr(cls, "name", None) or cls.__name__.rstrip("_")
+def op(cls: type[O]) -> type[O]:
+    """Class decorator: enter a declaration into the table. Authors then call the class: ``mul_mat(w, x)``."""
+    cls.name = vars(cls).get("name") or cls.__name__.rstrip("_")
     if cls.name in TABLE:
         raise RuntimeError(f"op {cls.name} is declared twice")
-    declared = cls()
-    TABLE[cls.name] = declared
-    return OpFunction(declared)
+    TABLE[cls.name] = object.__new__(cls)
+    return cls
 
 
 def tile(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

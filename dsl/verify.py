@@ -6,7 +6,7 @@ Run after tracing and after every pass: a fault shows where it was made, not in 
 from __future__ import annotations
 
 from .errors import GraphError
-from .ir import Apply, Body, Call, Graph, Kind, Node, Value
+from .ir import Apply, Body, Call, Graph, Kind, Node, Ref, Value
 
 
 def verify(graph: Graph) -> None:
@@ -20,8 +20,11 @@ def verify(graph: Graph) -> None:
 
 def _verify_body(name: str, body: Body, known: set[int]) -> None:
     defined = set(known) | {id(p) for p in body.params}
+    written: set[tuple[str, int | None]] = set()
     for node in body.nodes:
         for value in node.inputs:
+            if value.kind is Kind.STATE and value.ref is not None and (value.ref.field, value.ref.il) in written:
+                _fail(name, node, f"reads {value!r} as it was before a write that comes first: use what store() returned")
             if value.kind in (Kind.NODE, Kind.PARAM, Kind.FEED) and id(value) not in defined:
                 _fail(name, node, f"reads {value!r} before it exists")
         for result in node.results:
@@ -30,6 +33,7 @@ def _verify_body(name: str, body: Body, known: set[int]) -> None:
             if result.node is not node:
                 _fail(name, node, f"its result {result!r} names another node as its origin")
             defined.add(id(result))
+        written |= {(r.field, r.il) for r in states_written(node)}
         if isinstance(node, Apply):
             _verify_apply(name, node)
         elif isinstance(node, Call):
@@ -61,6 +65,13 @@ def _verify_call(name: str, node: Call) -> None:
     if len(node.body.nodes) != len(node.block.body.nodes):
         _fail(name, node, f"its body has {len(node.body.nodes)} nodes, the block {len(node.block.body.nodes)}")
     _verify_body(f"{name}/{node.block.name}", node.body, set())
+
+
+def states_written(node: Node) -> list[Ref]:
+    """State that a node, or the body it calls, writes."""
+    nodes = [node] if isinstance(node, Apply) else [n for _, n in node.body.walk()] if isinstance(node, Call) else []
+    targets = [n.operands[0] for n in nodes if isinstance(n, Apply) and n.op.writes_state and n.op.has_result]
+    return [v.ref for v in targets if v is not None and v.kind is Kind.STATE and v.ref is not None]
 
 
 def _same_type(a: Value, b: Value) -> bool:

@@ -10,6 +10,7 @@ from draftsmith.dsl import (
     Contract,
     DecoderHparams,
     Layer,
+    LayerView,
     LayerKey,
     Value,
     arch,
@@ -81,7 +82,7 @@ class DFlash(Architecture):
     enc_output_norm = tensor("enc.output_norm.weight", hp.n_embd)
 
     @block
-    def project_kv(self, layer, x: Value, pos: Value) -> tuple[Value, Value]:
+    def project_kv(self, layer: LayerView, x: Value, pos: Value) -> tuple[Value, Value]:
         """Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)."""
         k = nn.heads(nn.linear(layer.attn_k, x), hp.n_embd_head_k, hp.n_head_kv)
         v = nn.heads(nn.linear(layer.attn_v, x), hp.n_embd_head_v, hp.n_head_kv)
@@ -89,7 +90,7 @@ class DFlash(Architecture):
         return k, v
 
     @block
-    def self_attention(self, layer, x: Value, pos: Value, kv: feeds.KVView) -> Value:
+    def self_attention(self, layer: LayerView, x: Value, pos: Value, kv: feeds.KVView) -> Value:
         """The block's rows over everything in the cache, themselves included (FW-6 to FW-8)."""
         cur = nn.rms_norm(x, layer.attn_norm, hp.f_norm_rms_eps)
         q = nn.heads(nn.linear(layer.attn_q, cur), hp.n_embd_head_k, hp.n_head)
@@ -100,7 +101,7 @@ class DFlash(Architecture):
         return nn.linear(layer.attn_output, out)
 
     @block
-    def feed_forward(self, layer, x: Value) -> Value:
+    def feed_forward(self, layer: LayerView, x: Value) -> Value:
         """Normed stream -> SwiGLU (FW-13, FW-14)."""
         cur = nn.rms_norm(x, layer.ffn_norm, hp.f_norm_rms_eps)
         gate = nn.linear(layer.ffn_gate, cur)
@@ -108,7 +109,7 @@ class DFlash(Architecture):
         return nn.linear(layer.ffn_down, nn.swiglu(gate, up))
 
     @graph
-    def inject(self, features=lambda self: feeds.features(hp.target_layers.length * hp.n_embd), pos=feeds.positions):
+    def inject(self, features: Value = feeds.features(hp.target_layers.length * hp.n_embd), pos: Value = feeds.positions) -> dict[str, Value]:
         """Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)."""
         fused = nn.rms_norm(nn.linear(self.fc, features), self.enc_output_norm, hp.f_norm_rms_eps)
         for layer in self.layers:
@@ -117,7 +118,7 @@ class DFlash(Architecture):
         return {"fused": fused}
 
     @graph
-    def draft(self, tokens=feeds.tokens, pos=feeds.positions):
+    def draft(self, tokens: Value = feeds.tokens, pos: Value = feeds.positions) -> dict[str, Value]:
         """The noise block through all layers and the head; every row (OV-7, FW-17)."""
         x = nn.embed(self.token_embd, tokens)
         if hp.f_embedding_scale != 0:

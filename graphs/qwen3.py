@@ -4,6 +4,7 @@ from draftsmith.dsl import (
     Architecture,
     DecoderHparams,
     Layer,
+    LayerView,
     Value,
     arch,
     block,
@@ -58,7 +59,7 @@ class Qwen3(Architecture):
     output = matrix("output.weight", hp.n_embd, hp.n_vocab, optional=True)
 
     @block
-    def self_attention(self, layer, x: Value, pos: Value, kv: feeds.KVView) -> Value:
+    def self_attention(self, layer: LayerView, x: Value, pos: Value, kv: feeds.KVView) -> Value:
         """Normed stream -> attention over the cache -> output projection."""
         cur = nn.rms_norm(x, layer.attn_norm, hp.f_norm_rms_eps)
         q = nn.heads(nn.linear(layer.attn_q, cur), hp.n_embd_head_k, hp.n_head)
@@ -71,7 +72,7 @@ class Qwen3(Architecture):
         return nn.linear(layer.attn_output, out)
 
     @block
-    def feed_forward(self, layer, x: Value) -> Value:
+    def feed_forward(self, layer: LayerView, x: Value) -> Value:
         """Normed stream -> SwiGLU."""
         cur = nn.rms_norm(x, layer.ffn_norm, hp.f_norm_rms_eps)
         gate = nn.linear(layer.ffn_gate, cur)
@@ -79,7 +80,7 @@ class Qwen3(Architecture):
         return nn.linear(layer.ffn_down, nn.swiglu(gate, up))
 
     @graph
-    def decode(self, tokens=feeds.tokens, pos=feeds.positions, out_rows=feeds.out_rows):
+    def decode(self, tokens: Value = feeds.tokens, pos: Value = feeds.positions, out_rows: Value = feeds.out_rows) -> dict[str, Value]:
         """Prefill, decode and verify: the batch's rows through all layers; wanted rows into the head."""
         x = nn.embed(self.token_embd, tokens)
         for layer in self.layers:

@@ -1,32 +1,69 @@
 """The op table. Importing this package enters every op; authors write ``from draftsmith.dsl import ops``."""
 
-from .attention import flash_attn_ext, soft_max_ext
-from .elementwise import (
-    add,
-    clamp,
-    div,
-    fill,
+from .attention import flash_attn_ext, soft_max, soft_max_ext
+from .copy import cast, concat, cont, repeat, repeat_4d
+from .create import arange, fill, full
+from .elementwise import add, clamp, div, mul, scale, scale_bias, sub
+from .experts import add_id, mul_mat_id
+from .glu import (
+    geglu,
+    geglu_erf,
+    geglu_erf_split,
+    geglu_quick,
+    geglu_quick_split,
     geglu_split,
+    reglu,
+    reglu_split,
+    swiglu,
+    swiglu_clamp,
+    swiglu_oai,
+    swiglu_split,
+)
+from .hyper import dsv4_hc_comb, dsv4_hc_post, dsv4_hc_pre, dsv4_hc_pre_gated
+from .indexer import lightning_indexer
+from .mask import diag_mask_inf, tri
+from .matmul import mul_mat, out_prod
+from .norm import l2_norm, norm, rms_norm
+from .pad import pad, pad_ext, roll
+from .reduce import cumsum, mean, sum_rows
+from .rope import rope_ext, rope_ext_back, rope_multi
+from .rows import get_rows, set_rows
+from .shape import first_rows, permute, reshape, select, slice_, transpose
+from .sort import argmax, argsort, argsort_top_k, top_k
+from .state import store, tap
+from .unary import (
+    abs_,
+    ceil,
+    cos,
+    exp,
+    expm1,
+    floor,
     gelu,
-    mul,
-    scale,
-    scale_bias,
+    gelu_erf,
+    gelu_quick,
+    log,
+    neg,
+    relu,
+    sgn,
     sigmoid,
     silu,
-    sub,
-    swiglu_split,
+    sin,
+    softplus,
+    sqr,
+    sqrt,
+    step,
     tanh,
 )
-from .matmul import mul_mat
-from .norm import l2_norm, norm, rms_norm
-from .rope import rope_ext
-from .rows import get_rows, set_rows, store, tap
-from .shape import cast, concat, cont, first_rows, permute, repeat, reshape, slice_, transpose
-from .sort import argmax, top_k
 
 __all__ = [
-    "add", "argmax", "cast", "clamp", "concat", "cont", "div", "fill", "first_rows", "flash_attn_ext", "geglu_split",
-    "gelu", "get_rows", "l2_norm", "mul", "mul_mat", "norm", "permute", "repeat", "reshape", "rms_norm", "rope_ext",
-    "scale", "scale_bias", "set_rows", "sigmoid", "silu", "slice_", "soft_max_ext", "store", "sub", "swiglu_split",
-    "tanh", "tap", "top_k", "transpose",
+    "abs_", "add", "add_id", "arange", "argmax", "argsort", "argsort_top_k", "cast", "ceil", "clamp", "concat",
+    "cont", "cos", "cumsum", "diag_mask_inf", "div", "dsv4_hc_comb", "dsv4_hc_post", "dsv4_hc_pre",
+    "dsv4_hc_pre_gated", "exp", "expm1", "fill", "first_rows", "flash_attn_ext", "floor", "full", "geglu",
+    "geglu_erf", "geglu_erf_split", "geglu_quick", "geglu_quick_split", "geglu_split", "gelu", "gelu_erf",
+    "gelu_quick", "get_rows", "l2_norm", "lightning_indexer", "log", "mean", "mul", "mul_mat", "mul_mat_id", "neg",
+    "norm", "out_prod", "pad", "pad_ext", "permute", "reglu", "reglu_split", "relu", "repeat", "repeat_4d",
+    "reshape", "rms_norm", "roll", "rope_ext", "rope_ext_back", "rope_multi", "scale", "scale_bias", "select",
+    "set_rows", "sgn", "sigmoid", "silu", "sin", "slice_", "soft_max", "soft_max_ext", "softplus", "sqr", "sqrt",
+    "step", "store", "sub", "sum_rows", "swiglu", "swiglu_clamp", "swiglu_oai", "swiglu_split", "tanh", "tap",
+    "top_k", "transpose", "tri",
 ]

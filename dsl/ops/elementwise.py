@@ -1,28 +1,34 @@
-"""Elementwise arithmetic and activations."""
+"""Arithmetic of two tensors, scaling and limits."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import GGMLType
 from ..expr import SymLike
 from ..ir import Value
-from ..op import F16, F32, Op, Result, op, tile
+from ..op import F16, F32, Result, op
+from .arrays import tile_to
+from .cost import PerElement
+from .layout import need_even_rows, need_packed
+from .types import BF16, FLOATS
 
 
-class Binary(Op):
-    """Common rule: the second operand tiles the first; the result has the first's shape and type."""
+class Binary(PerElement):
+    """Common rule: the second operand tiles the first; the result has the first's shape and type.
+
+    The second may be any view. Its type is the first's, or f32 beside f16 and bf16.
+    """
 
     operands = ("a", "b")
 
     def infer(self, a: Value, b: Value) -> Result:
-        self.need_dtype(a, F32, F16)
-        self.need_dtype(b, F32, F16)
+        self.need_dtype(a, *FLOATS)
+        if b.dtype is not a.dtype and not (b.dtype is F32 and a.dtype in (F16, BF16)):
+            self.fail("the second operand must be of the first's element type", a, b, hint="cast() it")
         self.need_repeats(b, a)
-        self.need_rows(b)
+        self.need_rows(a)
         return Result(a.shape, a.dtype)
 
 
@@ -33,7 +39,7 @@ class add(Binary):
     ggml = "ggml_add"
 
     def numpy(self, a: Any, b: Any) -> Any:
-        return a + tile(b, a.shape)
+        return a + tile_to(b, a.shape)
 
 
 @op
@@ -43,7 +49,7 @@ class sub(Binary):
     ggml = "ggml_sub"
 
     def numpy(self, a: Any, b: Any) -> Any:
-        return a - tile(b, a.shape)
+        return a - tile_to(b, a.shape)
 
 
 @op
@@ -53,7 +59,7 @@ class mul(Binary):
     ggml = "ggml_mul"
 
     def numpy(self, a: Any, b: Any) -> Any:
-        return a * tile(b, a.shape)
+        return a * tile_to(b, a.shape)
 
 
 @op
@@ -63,152 +69,57 @@ class div(Binary):
     ggml = "ggml_div"
 
     def numpy(self, a: Any, b: Any) -> Any:
-        return a / tile(b, a.shape)
+        return a / tile_to(b, a.shape)
 
 
-class Unary(Op):
-    """Common rule: F32 or F16 in, the same shape and type out."""
+class Scaling(PerElement):
+    """f32, packed in memory."""
 
     operands = ("a",)
 
     def infer(self, a: Value, **_: Any) -> Result:
-        self.need_dtype(a, F32, F16)
-        self.need_rows(a)
-        return Result(a.shape, a.dtype)
+        self.need_dtype(a, F32)
+        need_packed(self, a)
+        return Result(a.shape)
 
 
 @op
-class scale(Unary):
+class scale(Scaling):
     """a * s."""
 
     attrs = {"s": ...}
     ggml = "ggml_scale"
-
-    def infer(self, a: Value, s: SymLike) -> Result:
-        self.need_dtype(a, F32)
-        return Result(a.shape, a.dtype)
 
     def numpy(self, a: Any, s: Any) -> Any:
         return a * a.dtype.type(float(s))
 
 
 @op
-class scale_bias(Unary):
+class scale_bias(Scaling):
     """a * s + b."""
 
     attrs = {"s": ..., "b": ...}
     ggml = "ggml_scale_bias"
+    work = 2.0
 
     def numpy(self, a: Any, s: Any, b: Any) -> Any:
         return a * a.dtype.type(float(s)) + a.dtype.type(float(b))
 
 
 @op
-class clamp(Unary):
+class clamp(PerElement):
     """Limit to [low, high]."""
 
+    operands = ("a",)
     attrs = {"low": ..., "high": ...}
     ggml = "ggml_clamp"
 
-    def numpy(self, a: Any, low: Any, high: Any) -> Any:
-        return np.clip(a, float(low), float(high))
-
-
-def _sigmoid(x: Any) -> Any:
-    with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-x))
-
-
-def _gelu(x: Any) -> Any:
-    """The tanh approximation, as ggml_gelu."""
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
-
-
-@op
-class silu(Unary):
-    """x * sigmoid(x)."""
-
-    ggml = "ggml_silu"
-
-    def numpy(self, a: Any) -> Any:
-        return a * _sigmoid(a)
-
-
-@op
-class gelu(Unary):
-    """GELU, tanh approximation (ggml's CPU kernel reads an f16 table: differences about 1e-3)."""
-
-    ggml = "ggml_gelu"
-
-    def numpy(self, a: Any) -> Any:
-        return _gelu(a)
-
-
-@op
-class sigmoid(Unary):
-    """1 / (1 + exp(-x))."""
-
-    ggml = "ggml_sigmoid"
-
-    def numpy(self, a: Any) -> Any:
-        return _sigmoid(a)
-
-
-@op
-class tanh(Unary):
-    """Hyperbolic tangent."""
-
-    ggml = "ggml_tanh"
-
-    def numpy(self, a: Any) -> Any:
-        return np.tanh(a)
-
-
-class Gated(Op):
-    """act(a) * b of two tensors of one shape (ggml's fused GLU ops)."""
-
-    operands = ("a", "b")
-
-    def infer(self, a: Value, b: Value, **_: Any) -> Result:
+    def infer(self, a: Value, low: SymLike, high: SymLike) -> Result:
         self.need_dtype(a, F32, F16)
-        if a.dtype is not b.dtype:
-            self.fail("element types differ", a, b)
-        for i in range(4):
-            self.need_same(a.ne[i], b.ne[i], f"dim {i} differs", a, b)
+        if float(low) > float(high):
+            self.fail(f"the lower limit {float(low)} exceeds the upper one {float(high)}", a)
+        need_even_rows(self, a)
         return Result(a.shape, a.dtype)
 
-
-@op
-class swiglu_split(Gated):
-    """silu(a) * b."""
-
-    ggml = "ggml_swiglu_split"
-
-    def numpy(self, a: Any, b: Any) -> Any:
-        return a * _sigmoid(a) * b
-
-
-@op
-class geglu_split(Gated):
-    """gelu(a) * b, tanh approximation."""
-
-    ggml = "ggml_geglu_split"
-
-    def numpy(self, a: Any, b: Any) -> Any:
-        return _gelu(a) * b
-
-
-@op
-class fill(Op):
-    """A tensor of ``a``'s shape filled with ``c``."""
-
-    operands = ("a",)
-    attrs = {"c": ...}
-    ggml = "ggml_fill"
-
-    def infer(self, a: Value, c: SymLike) -> Result:
-        self.need_dtype(a, F32, GGMLType.f16)
-        return Result(a.shape, a.dtype)
-
-    def numpy(self, a: Any, c: Any) -> Any:
-        return np.full_like(a, float(c))
+    def numpy(self, a: Any, low: Any, high: Any) -> Any:
+        return np.maximum(np.minimum(a, a.dtype.type(float(high))), a.dtype.type(float(low)))

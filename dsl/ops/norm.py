@@ -8,18 +8,22 @@ import numpy as np
 
 from ..expr import SymLike
 from ..ir import Value
-from ..op import F32, Op, Result, op
+from ..op import F32, Result, op
+from .cost import PerElement
 
 
-class Norm(Op):
+class Norm(PerElement):
     """F32 rows in, F32 rows out."""
 
     operands = ("a",)
     attrs = {"eps": ...}
+    work = 4.0
 
     def infer(self, a: Value, eps: SymLike) -> Result:
         self.need_dtype(a, F32)
         self.need_rows(a)
+        if float(eps) < 0:
+            self.fail(f"eps = {float(eps)} is negative", a)
         return Result(a.shape)
 
 
@@ -39,6 +43,7 @@ class norm(Norm):
     """(x - mean(x)) / sqrt(var(x) + eps) over dimension 0, population variance; no weight."""
 
     ggml = "ggml_norm"
+    work = 6.0
 
     def numpy(self, a: Any, eps: Any) -> Any:
         x = a.astype(np.float64)
