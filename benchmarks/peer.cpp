@@ -18,20 +18,20 @@
 
 #include <sys/resource.h>
 
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <algorithm>
+#include <ctime>
 #include <iostream>
-#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
 #include <vector>
 
+static clockid_t used_clock = CLOCK_MONOTONIC;
+
 static int64_t now_ns() {
-    using namespace std::chrono;
-    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+    timespec t;
+    clock_gettime(used_clock, &t);
+    return (int64_t) t.tv_sec*1000000000 + t.tv_nsec;
 }
 
 struct peer {
@@ -251,6 +251,7 @@ int main(int argc, char ** argv) {
             else if (key == "--flash")   { p.params.flash_attn_type = value == "1" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED; }
             else if (key == "--kv-type") { p.params.cache_type_k = p.params.cache_type_v = kv_type(value);
                                            p.params.speculative.draft.cache_type_k = p.params.speculative.draft.cache_type_v = kv_type(value); }
+            else if (key == "--clock")   { used_clock = value == "cpu" ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC; }
             else if (key == "--sampler") { p.params.speculative.draft.backend_sampling = value == "graph"; }
             else { throw std::runtime_error("unknown option: " + key); }
         }

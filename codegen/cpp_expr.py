@@ -6,9 +6,9 @@ from typing import Any
 
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import GraphError
-from draftsmith.dsl.expr import Atom, Choice, Cond, Const, Flag, Matches, Scope, Sym
+from draftsmith.dsl.expr import PRESENT, Atom, Choice, Cond, Const, Flag, Matches, Scope, Sym
 
-_LEVEL = {"+": 1, "-": 1, "*": 2, "//": 2, "/": 2, "%": 2}
+_LEVEL = {"+": 1, "-": 1, "*": 2, "//": 2, "exact": 2, "/": 2, "%": 2}
 _FUNCTION = {"sqrt": "sqrtf", "log": "logf", "min": "std::min", "max": "std::max"}
 
 PREFIX = {Scope.HPARAM: "hp.", Scope.LAYER: "layer.", Scope.DIM: "b.", Scope.LOOP: "", Scope.OPTION: "hp."}
@@ -22,7 +22,6 @@ class Names:
         self.hparams: dict[str, bool] = {}  # name -> is float
         self.layer_values: dict[str, str] = {}  # name -> C++ type
         self.dims: set[str] = set()
-        self.includes: set[str] = set()
 
     def use(self, atom: Atom) -> str:
         if atom.scope is Scope.HPARAM:
@@ -41,7 +40,6 @@ def integer(x: Sym, names: Names, level: int = 0) -> str:
     if isinstance(x, Atom):
         return names.use(x)
     if x.op in ("min", "max"):
-        names.includes.add("algorithm")
         a, b = (integer(v, names) for v in x.args)
         return f"{_FUNCTION[x.op]}<int64_t>({a}, {b})"
     if x.op not in _LEVEL or x.op == "/":
@@ -49,7 +47,7 @@ def integer(x: Sym, names: Names, level: int = 0) -> str:
     mine = _LEVEL[x.op]
     a = integer(x.args[0], names, mine)
     b = integer(x.args[1], names, mine + (x.op not in "+*"))
-    op = {"//": "/"}.get(x.op, x.op)
+    op = {"//": "/", "exact": "/"}.get(x.op, x.op)
     text = f"{a} {op} {b}" if mine == 1 else f"{a}{op}{b}"
     return f"({text})" if mine < level else text
 
@@ -63,7 +61,6 @@ def real(x: Sym, names: Names, level: int = 0) -> str:
     if isinstance(x, Atom):
         return names.use(x)
     if x.op in _FUNCTION:
-        names.includes.add("algorithm" if x.op in ("min", "max") else "cmath")
         return f"{_FUNCTION[x.op]}({', '.join(real(v, names) for v in x.args)})"
     mine = _LEVEL[x.op]
     a, b = real(x.args[0], names, mine), real(x.args[1], names, mine + (x.op not in "+*"))
@@ -119,7 +116,7 @@ def _flag(flag: Flag, names: Names) -> str:
             return "layer.il == hp.n_layer - 1"
         if flag.name == "is_first":
             return "layer.il == 0"
-        if flag.name.startswith("has_"):
+        if flag.name.startswith(PRESENT):
             return f"layer.{flag.name.removeprefix('has_')} != nullptr"
         names.layer_values[flag.name] = "bool"
         return f"layer.{flag.name}"

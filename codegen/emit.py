@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.dsl.bind import BoundModel
-from draftsmith.dsl.expr import Cond, Flag, Matches, Scope
+from draftsmith.dsl.expr import PRESENT, Cond, Flag, Matches, Scope
 from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Block, Body, Call, Graph, Kind, Value
 from draftsmith.dsl.specs import KVCache, Tensor, declared
@@ -232,8 +232,8 @@ def _prologue(writer: BodyWriter, lines: list[Line]) -> list[str]:
 def _layer_guard(model: BoundModel, path: list[str], guard: Guard, file: _File) -> None:
     """A choice that every layer (on that path of choices) took alike."""
     question = guard.question
-    if isinstance(question, Flag) and question.name.startswith("has_"):
-        asked = _layer_tensor(model, question.name.removeprefix("has_"))
+    if isinstance(question, Flag) and question.name.startswith(PRESENT):
+        asked = _layer_tensor(model, question.name.removeprefix(PRESENT))
         everywhere = {asked % il in model.file.tensors for il in range(model.n_layer)}
         if len(everywhere) == 1:
             _note(file.present if guard.answer else file.absent, asked)
@@ -263,8 +263,8 @@ def _guard(model: BoundModel, guard: Guard, file: _File) -> None:
     """A choice on the whole model as a check in C++."""
     question = guard.question
     if isinstance(question, Flag):
-        if question.scope is Scope.HPARAM and question.name.startswith("has_"):
-            asked = _gguf_name(model, question.name.removeprefix("has_"))
+        if question.scope is Scope.HPARAM and question.name.startswith(PRESENT):
+            asked = _gguf_name(model, question.name.removeprefix(PRESENT))
             _note(file.present if guard.answer else file.absent, asked)
             return
         else:
@@ -297,7 +297,7 @@ def guard_params(graphs: Iterable[Graph]) -> dict[str, int]:
     for graph in graphs:
         for guard in graph.guards:
             question = guard.question
-            if isinstance(question, Flag) and not question.name.startswith("has_"):
+            if isinstance(question, Flag) and not question.name.startswith(PRESENT):
                 name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
                 found[name] = int(guard.answer)
             elif isinstance(question, Matches):
@@ -317,7 +317,7 @@ def _template_context(
     names.hparams["n_layer"] = False
     hparams = [
         Field("float" if is_float else "int64_t", n, source=f'params.get_{"f32" if is_float else "i64"}("{n}")')
-        for n, is_float in sorted(names.hparams.items()) if not n.startswith("has_")
+        for n, is_float in sorted(names.hparams.items()) if not n.startswith(PRESENT)
     ]
     layer_fields = [
         Field(kind, n, source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", il)' + (" != 0" if kind == "bool" else ""))
@@ -341,7 +341,7 @@ def _template_context(
             for f, v in file.layer_state.items()
         ]),
         "dims": sorted(names.dims),
-        "includes": sorted({*names.includes, "memory", "stdexcept", "string", "vector"}),
+        "includes": sorted(_includes(functions + builders) | {"memory", "stdexcept", "string", "vector"}),
         "structs": structs,
         "functions": functions,
         "builders": [(graph, function) for graph, function in zip(graphs, builders, strict=True)],
@@ -363,6 +363,15 @@ def _aligned(fields: list[Field]) -> list[Field]:
         for f in fields:
             f.name = f.name.ljust(width)
     return fields
+
+
+_HEADERS = {"std::array": "array", "std::min": "algorithm", "std::max": "algorithm", "sqrtf(": "cmath", "logf(": "cmath", "INFINITY": "cmath"}
+
+
+def _includes(functions: Iterable[Function]) -> set[str]:
+    """Standard headers that the bodies need."""
+    text = "\n".join(line for f in functions for line in f.lines)
+    return {header for word, header in _HEADERS.items() if word in text}
 
 
 def _guard_text(file: _File) -> list[str]:

@@ -136,6 +136,8 @@ class Backends(_Handle):
 
     def __init__(self, devices: Sequence[str] = (), n_threads: int = 0) -> None:
         _, lib = runtime()
+        if not 0 <= n_threads < 2**31:
+            raise BackendError(f"{n_threads} threads: expected 0 (as many as there are physical cores) or more, within 31 bits")
         pointer = lib.ds_backends_new(_strings(devices), len(devices), n_threads)
         super().__init__(pointer, lib.ds_backends_free)
 

@@ -65,6 +65,12 @@ class Batch:
     def __len__(self) -> int:
         return len(self.pos)
 
+    def blocks(self) -> list[tuple[int, int]]:
+        """First row and length of each run of consecutive positions of one sequence."""
+        breaks = (self.seq[1:] != self.seq[:-1]) | (self.pos[1:] != self.pos[:-1] + 1)
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(self)]
+        return [(a, b - a) for a, b in zip(starts, starts[1:], strict=False)]
+
     def part(self, start: int, stop: int) -> Batch:
         """Rows ``start`` to ``stop - 1``."""
         return Batch(

@@ -95,6 +95,7 @@ class Context:
         self.native = NativeContext(model.backends, self.native_model, self._state(), max_graphs)
         self._max_nodes = {name: g.n_nodes() + 4 * bound.n_layer + 64 for name, g in self.graphs.items()}
         self._feed_names = {name: tuple(g.feeds) for name, g in self.graphs.items()}
+        self._blocked = {name for name, g in self.graphs.items() if g.uses_dim("n_blocks")}
 
     # -- set-up --------------------------------------------------------------------------------------------
     def _make_caches(self) -> dict[str, Cache]:
@@ -169,6 +170,25 @@ class Context:
         results |= {f"{name}.{il}": self.native.result(name, il, ndim=2) for name, il in taps}
         return results
 
+    def run_blocks(
+        self, graph: str, batch: Batch, outputs: Sequence[str] = (), *, causal: bool = False
+    ) -> dict[str, Array]:
+        """Run a graph over whole blocks, in as many runs as it takes: a run holds blocks of one length, at most ``n_ubatch`` rows,
+        and never part of a block (dflash-family.md SL-4). Results are in the order of the batch."""
+        blocks = batch.blocks()
+        results: list[dict[str, Array]] = []
+        at = 0
+        while at < len(blocks):
+            first, length = blocks[at]
+            if length > self.options.n_ubatch:
+                raise RequestError(f"a block of {length} rows does not fit n_ubatch = {self.options.n_ubatch}")
+            n = 1
+            while at + n < len(blocks) and blocks[at + n][1] == length and (n + 1) * length <= self.options.n_ubatch:
+                n += 1
+            results.append(self.run(graph, batch.part(first, first + n * length), outputs, causal=causal))
+            at += n
+        return {name: np.concatenate([r[name] for r in results]) for name in outputs}
+
     def prepare(
         self, graph: str, batch: Batch, rows: Sequence[int] | NDArray[np.int32] | None = None, causal: bool = True
     ) -> Prepared:
@@ -194,7 +214,8 @@ class Context:
     def _inputs(
         self, graph: str, batch: Batch, rows: NDArray[np.int32], placed: Mapping[str, NDArray[np.int64]], causal: bool
     ) -> tuple[dict[str, int], dict[str, Array]]:
-        dims = {"n_tokens": len(batch), "n_outputs": max(1, len(rows)), **self.dims}
+        n_blocks = _count_blocks(batch, self.bound.name) if graph in self._blocked else 1
+        dims = {"n_tokens": len(batch), "n_blocks": n_blocks, "n_outputs": max(1, len(rows)), **self.dims}
         inputs: dict[str, Array] = {}
         for group, cache in self.caches.items():
             dims[f"n_{group}"] = cache.cells.n_used
@@ -276,6 +297,17 @@ def hadamard(n: int) -> NDArray[np.float32]:
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
     return np.ascontiguousarray(h / np.sqrt(n), np.float32)
+
+
+def _count_blocks(batch: Batch, name: str) -> int:
+    """The number of equal blocks in a batch (dflash-family.md ER-16)."""
+    blocks = batch.blocks()
+    lengths = {length for _, length in blocks}
+    if len(lengths) > 1:
+        raise RequestError(f"{name} takes blocks of one length in a run, found lengths {', '.join(map(str, sorted(lengths)))}")
+    if len({int(batch.seq[first]) for first, _ in blocks}) < len(blocks):
+        raise RequestError(f"{name} takes one block a sequence in a run")
+    return len(blocks)
 
 
 def _check_options(options: ContextOptions) -> None:

@@ -19,7 +19,7 @@ from draftsmith.gguf_file import GGUFFile, shown
 
 from . import registry
 
-SAMPLE_DIMS = {"n_tokens": 8, "n_outputs": 3}
+SAMPLE_DIMS = {"n_tokens": 8, "n_outputs": 3, "n_blocks": 2}
 """Run-time dims while tracing for emission. The text does not depend on them."""
 
 

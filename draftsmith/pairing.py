@@ -23,6 +23,7 @@ class Pairing:
     block_size: int
     mask_token: int
     first_row: int
+    causal: bool
 
     @property
     def max_draft(self) -> int:
@@ -62,9 +63,10 @@ def pair(target: Model, draft: Model) -> Pairing:
     block = int(d.hparam(contract.block_size))
     with d.binding({}):
         first_row = int(contract.first_row(draft.cls.hparams))
+        causal = bool(contract.causal(draft.cls.hparams))
     if block - first_row < 1:
         raise ContractError(f"a block of {block} leaves no row to draft with ({names})")
-    return Pairing(contract, layers, block, mask, first_row)
+    return Pairing(contract, layers, block, mask, first_row, causal)
 
 
 def _equal(what: str, d: BoundModel, d_name: str, t: BoundModel, t_name: str, names: str) -> None:

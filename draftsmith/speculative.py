@@ -101,7 +101,17 @@ class Speculator:
             if wanted < 0:
                 raise RequestError(f"n_max must not be negative, found {wanted}")
             self.n_max = min(wanted, pairing.max_draft)
+            complaint = pairing.contract.refuse(draft.bound, p_min) if draft is not None else None
+            if complaint:
+                raise RequestError(complaint)
+            rows = pairing.block_tokens(self.n_max)
+            if self.n_max > 0 and draft is not None and rows > draft.options.n_ubatch:
+                raise RequestError(
+                    f"a draft of {self.n_max} tokens takes a block of {rows} rows, more than n_ubatch = {draft.options.n_ubatch}"
+                )
         self._taps = pairing.taps if pairing is not None else ()
+        self.taps = tuple(dict.fromkeys(self._taps))
+        """What the drafter needs of each run of the target: a drafter may list a layer twice."""
 
     # -- prompt ----------------------------------------------------------------------------------------
     def prefill(self, tokens: Sequence[int], seq: int = 0, pos: int = 0, want_next: bool = True) -> int | None:
@@ -115,18 +125,16 @@ class Speculator:
             last = first + len(part) == len(batch)
             rows = [len(part) - 1] if last and want_next else []
             results = self.target.run(
-                "decode", part, ("argmax",) if rows else (), rows=rows, taps=self._unique_taps()
+                "decode", part, ("argmax",) if rows else (), rows=rows, taps=self.taps
             )
-            self._inject(part, results)
+            self.inject(part, results)
             if rows:
                 choice = int(results["argmax"][0])
         self.timing.prefill += time.perf_counter() - start
         return choice
 
-    def _unique_taps(self) -> tuple[tuple[str, int], ...]:
-        return tuple(dict.fromkeys(self._taps))
-
-    def _inject(self, batch: Batch, results: dict[str, NDArray[np.float32]]) -> None:
+    def inject(self, batch: Batch, results: dict[str, NDArray[np.float32]]) -> None:
+        """Give the drafter the target's features of a batch."""
         if self.draft is None or self.pairing is None:
             return
         start = time.perf_counter()
@@ -148,23 +156,15 @@ class Speculator:
         start = time.perf_counter()
         pairing, contract = self.pairing, self.pairing.contract
         rows = pairing.block_tokens(self.n_max)
-        room = self.draft.options.n_ubatch // rows
-        if room == 0:
-            raise RequestError(f"a block of {rows} rows does not fit n_ubatch = {self.draft.options.n_ubatch}")
+        blocks = [Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in sequences]
         wanted = tuple(contract.outputs(self.p_min))
+        outputs = self.draft.run_blocks(contract.draft, Batch.join(blocks), wanted, causal=pairing.causal)
         proposals: list[list[int]] = []
-        for first in range(0, len(sequences), room):
-            group = sequences[first : first + room]
-            blocks = [
-                Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in group
-            ]
-            outputs = self.draft.run(contract.draft, Batch.join(blocks), wanted, causal=False)
-            for s in group:
-                self.draft.remove(s.id, s.n_past)
-            for i, limit in enumerate(limits[first : first + room]):
-                block = {n: a[i * rows : (i + 1) * rows] for n, a in outputs.items()}
-                drafts = contract.propose(block, pairing.first_row, self.n_max, self.p_min)[: max(0, limit)]
-                proposals.append(drafts if len(drafts) >= self.n_min else [])
+        for i, (s, limit) in enumerate(zip(sequences, limits, strict=True)):
+            self.draft.remove(s.id, s.n_past)
+            block = {n: a[i * rows : (i + 1) * rows] for n, a in outputs.items()}
+            drafts = contract.propose(block, pairing.first_row, self.n_max, self.p_min)[: max(0, limit)]
+            proposals.append(drafts if len(drafts) >= self.n_min else [])
         self.timing.draft += time.perf_counter() - start
         return proposals
 
@@ -177,10 +177,10 @@ class Speculator:
         parts = list(batch.parts(self.target.options.n_ubatch))
         injected = 0.0
         for _, part in parts:
-            results = self.target.run("decode", part, ("argmax",), taps=self._unique_taps())
+            results = self.target.run("decode", part, ("argmax",), taps=self.taps)
             choices += [int(t) for t in results["argmax"]]
             before = self.timing.inject
-            self._inject(part, results)
+            self.inject(part, results)
             injected += self.timing.inject - before
         rounds: list[Round] = []
         row = 0

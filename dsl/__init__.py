@@ -9,15 +9,28 @@ from .block import block
 from .contract import Contract, argmax_rows
 from .decoder import DecoderHparams, rope
 from .dtypes import GGMLType
-from .expr import log, maximum, minimum, sqrt
-from .feeds import Feed, n_outputs, n_tokens
+from .expr import exact, log, maximum, minimum, sqrt
+from .feeds import Feed, n_block, n_blocks, n_outputs, n_tokens
 from .ir import Value
 from .layers import Layer, LayerView
 from .loops import counted
-from .specs import KVCache, LayerKey, boolean, f32, int_list, kv_cache, matrix, tensor, text, u32
+from .specs import (
+    KVCache,
+    LayerKey,
+    boolean,
+    derived,
+    f32,
+    int_list,
+    kv_cache,
+    matrix,
+    tensor,
+    tensor_dim,
+    text,
+    u32,
+)
 
 __all__ = [
     "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
-    "argmax_rows", "block", "boolean", "counted", "f32", "feeds", "graph", "int_list", "kv_cache", "log", "matrix", "maximum",
-    "minimum", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "text", "u32",
+    "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "log", "matrix", "maximum",
+    "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
 ]

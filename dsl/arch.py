@@ -149,7 +149,7 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
             if not isinstance(declared, Feed):
                 raise GraphError(f"graph {name}: {parameter} is not a feed but {declared!r}")
             feeds[parameter] = tracer.feed(declared.name, declared.dims, declared.dtype)
-            model.feeds[declared.name] = declared
+            tracer.declared[declared.name] = declared
         returned = spec.function(model.arch, **feeds)
         outputs: dict[str, Value] = dict(returned or {})
         for key, value in outputs.items():
@@ -165,6 +165,7 @@ def trace_graph(model: BoundModel, name: str, dims: Mapping[str, int]) -> Graph:
             isinstance(node, Apply) and node.op.writes_state for _, node in body.walk()
         ):
             raise GraphError(f"graph {name} has no output and writes no state")
+    model.feeds.update(tracer.declared)
     needed = {id(v) for _, node in body.walk() for v in node.inputs} | {id(v) for v in body.results}
     feeds = {n: v for n, v in tracer.feeds.items() if id(v) in needed}
     return Graph(name, body, outputs, feeds, tracer.guards, tracer.loops, spec.doc, spec.position)

@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from . import guards
 from .arch import Architecture
 from .binding import bound
 from .dtypes import GGMLType
 from .errors import DraftsmithError, GraphError, MetadataError, WeightError
-from .expr import Choice, Flag, Scope, Sym
+from .expr import PRESENT, Choice, Cond, Flag, Scope, Sym
 from .feeds import Feed
 from .ir import Block, Kind, Ref, Value
-from .specs import REQUIRED, HparamList, Key, KVCache, LayerKey, Tensor, declared
+from .specs import REQUIRED, Derived, HparamList, Key, KVCache, LayerKey, Tensor, TensorDim, declared
 
 
 class MetadataValue(Protocol):
@@ -39,6 +42,7 @@ class TensorInfo(Protocol):
     def ne(self) -> tuple[int, ...]: ...
     @property
     def type(self) -> GGMLType: ...
+    def data(self) -> NDArray[np.uint8]: ...
 
 
 class ModelFile(Protocol):
@@ -123,6 +127,11 @@ class BoundModel:
     def n_layer(self) -> int:
         return int(self.values[Scope.HPARAM.value, "n_layer"])
 
+    def read_integers(self, tensor: str) -> NDArray[np.int64]:
+        """The values of an integer tensor of the file."""
+        info = self.file.tensors[tensor]
+        return np.frombuffer(info.data(), info.type.numpy_dtype).astype(np.int64)
+
     def hparam(self, name: str) -> Any:
         """The value of a declared key in this file."""
         return self.values[Scope.HPARAM.value, name]
@@ -152,10 +161,10 @@ class BoundModel:
         if key not in self._cache:
             self._cache[key] = self._make(spec, il)
         weight = self._cache[key]
-        if spec.optional:
+        if spec.optional and spec.required_if is None:
             scope = Scope.HPARAM if il is None else Scope.LAYER
             own = self._tensor_name(spec, il) in self.file.tensors
-            guards.record(Flag(scope, f"has_{spec.name}", own), own)
+            guards.record(Flag(scope, f"{PRESENT}{spec.name}", own), own)
         if weight is not None and weight.ref is not None and weight.ref.tensor is not None:
             self.read.add(weight.ref.tensor)
         return weight
@@ -172,7 +181,7 @@ class BoundModel:
         if spec.scaled:
             base = spec.base if il is None else spec.base.format(il=il)
             present = f"{base}.scale" in self.file.tensors
-            flag = Flag(Scope.HPARAM if il is None else Scope.LAYER, f"has_{spec.name}_scale", present)
+            flag = Flag(Scope.HPARAM if il is None else Scope.LAYER, f"{PRESENT}{spec.name}_scale", present)
             if present:
                 scale = Value(
                     (1,), GGMLType.f32, Kind.WEIGHT, name=f"{spec.name}_scale",
@@ -200,7 +209,7 @@ class BoundModel:
                 (1,), GGMLType.f32, Kind.WEIGHT, name=f"{spec.name}_scale",
                 ref=Ref(f"{spec.name}_scale", None, f"target:{role}.scale"),
             )
-        flag = Flag(Scope.HPARAM, f"has_{spec.name}_scale", present) if spec.scaled else None
+        flag = Flag(Scope.HPARAM, f"{PRESENT}{spec.name}_scale", present) if spec.scaled else None
         return Weight(
             spec.dims, dtype, Kind.WEIGHT, name=spec.name, ref=Ref(spec.name, None, f"target:{role}"), scale=scale,
             flag=flag,
@@ -272,6 +281,8 @@ def examine(
         (Scope.OPTION.value, "k_f32"): options.type_k is GGMLType.f32,
         (Scope.OPTION.value, "v_f32"): options.type_v is GGMLType.f32,
     }
+    if not problems:
+        problems += _too_many_layers(cls, file, values)
     if problems:
         return None, problems
     with bound(values):
@@ -299,6 +310,15 @@ def hadamard_size(head: int) -> int:
     while head % (2 * n) == 0:
         n *= 2
     return n
+
+
+def _too_many_layers(cls: type[Architecture], file: ModelFile, values: Mapping[tuple[str, str], Any]) -> Iterator[Problem]:
+    """A layer count that cannot be: everything that follows takes time and memory for each layer."""
+    n_layer = int(values[Scope.HPARAM.value, "n_layer"])
+    if n_layer > max(1000, len(file.tensors)):
+        spec = next(s for s in declared(cls.hparams, Key) if s.name == "n_layer")
+        key = spec.key.format(arch=cls.gguf_arch)
+        yield Problem(f"metadata key {key} = {n_layer}, but the file has {len(file.tensors)} tensors{_asked(spec)}", MetadataError)
 
 
 def _asked(spec: Any) -> str:
@@ -348,6 +368,18 @@ def read_keys(
         values[Scope.HPARAM.value, spec.name] = value
         if spec.kind is list:
             values[Scope.HPARAM.value, f"n_{spec.name}"] = len(value)
+            values |= {(Scope.HPARAM.value, f"{spec.name}_{i}"): item for i, item in enumerate(value)}
+    for size in declared(cls.hparams, TensorDim):
+        info = file.tensors.get(size.tensor)
+        value = info.ne[size.axis] if info is not None and size.axis < len(info.ne) else None
+        if value is None and size.default is not None:
+            value = _default(cls, size.default, values, problems)
+        if value is not None:
+            values[Scope.HPARAM.value, size.name] = value
+    for formula in declared(cls.hparams, Derived):
+        value = _default(cls, formula.compute, values, problems)
+        if value is not None:
+            values[Scope.HPARAM.value, formula.name] = formula.kind(value)
     return values
 
 
@@ -384,7 +416,7 @@ def _default(cls: type[Architecture], default: Any, values: dict[tuple[str, str]
     try:
         with bound(values):
             result = default(cls.hparams)
-            return result.value if isinstance(result, (Sym, Flag, Choice, HparamList)) else result
+            return result.value if isinstance(result, (Sym, Flag, Choice, HparamList, Cond)) else result
     except GraphError:
         return None  # it builds on a key that is itself missing and already reported
 
@@ -433,13 +465,20 @@ def _read_layers(
     return layers
 
 
+def is_required(cls: type[Architecture], spec: Tensor) -> bool:
+    """Whether a file must hold a tensor; needs the values of the hparams to be bound."""
+    return not spec.optional if spec.required_if is None else bool(spec.required_if(cls.hparams))
+
+
 def declared_tensors(cls: type[Architecture], n_layer: int) -> Iterator[tuple[Tensor, str, tuple[int, ...]]]:
-    """Every declared tensor with its GGUF name and shape; needs the values of the hparams to be bound."""
+    """Every tensor that a file may hold with its GGUF name and shape; needs the values of the hparams to be bound."""
     wanted = [(spec, spec.tensor) for spec in declared(cls, Tensor)]
     for spec in declared(cls.layer, Tensor):
         wanted += [(spec, spec.tensor.format(il=il)) for il in range(n_layer)]
     for spec, name in wanted:
-        yield spec, name, tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
+        # what is required on a condition must be absent where the condition does not hold
+        if spec.required_if is None or is_required(cls, spec):
+            yield spec, name, tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
 
 
 def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, problems: list[Problem]) -> None:
@@ -458,7 +497,7 @@ def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, probl
         info = file.tensors.get(name)
         shape = ", ".join(str(d) for d in spec.dims)
         if info is None:
-            if not spec.optional:
+            if is_required(cls, spec):
                 problems.append(Problem(f"missing tensor {name} [{shape}] = {list(expected)}{_asked(spec)}", WeightError))
             continue
         found = tuple(info.ne)

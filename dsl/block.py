@@ -115,10 +115,12 @@ def _measured(body: Body) -> set[str]:
 
 
 def _belongs(value: Value, layer: LayerView | None) -> bool:
-    if value.kind not in (Kind.WEIGHT, Kind.STATE):
-        return False
-    assert value.ref is not None
-    return value.ref.il is None or (layer is not None and value.ref.il == int(layer.il))
+    """Whether the body names this value itself instead of taking it as a parameter: state of the layer or the model, and
+    matrices that may have a scale beside them (a parameter would lose it)."""
+    if value.kind is Kind.STATE or (value.kind is Kind.WEIGHT and getattr(value, "flag", None) is not None):
+        assert value.ref is not None
+        return value.ref.il is None or (layer is not None and value.ref.il == int(layer.il))
+    return False
 
 
 def _finish(

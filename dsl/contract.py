@@ -38,7 +38,8 @@ class Contract:
     ``mask_token``: hparam with the id that fills the block behind the anchor.
     ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
     predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
-    reads, in greedy mode, by whether p_min is in use.
+    reads, in greedy mode, by whether p_min is in use. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
+    cannot serve, or None.
     """
 
     features: str
@@ -49,6 +50,8 @@ class Contract:
     first_row: Callable[[Any], int]
     propose: Proposal
     outputs: Callable[[float], Sequence[str]]
+    causal: Callable[[Any], bool] = lambda hp: False
+    refuse: Callable[[Any, float], str | None] = lambda model, p_min: None
     inject: str = "inject"
     draft: str = "draft"
     tap: str = "layer_input"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import ops
 from .arch import Hparams
-from .expr import Choice, Sym
+from .expr import Sym, SymLike
 from .ir import Value
+from .ops.rope import NEOX
 from .specs import f32, length_of, text, u32
 
 
@@ -36,21 +38,23 @@ class DecoderHparams(Hparams):
 
 
 def rope(
-    x: Value, pos: Value, hp: type[DecoderHparams], mode: int = ops.rope.NEOX, factors: Value | None = None
+    x: Value, pos: Value, hp: type[DecoderHparams], mode: int = NEOX, factors: Value | None = None,
+    sections: Sequence[SymLike] | None = None,
 ) -> Value:
     """Rotate [head, n_head, n_tokens] by positions with the model's base and scaling (llama.cpp's defaults: YaRN's extrapolation
-    mix is 1 for type yarn, else 0; the frequency scale is 1/factor)."""
+    mix is 1 for type yarn, else 0; the frequency scale is 1/factor). ``sections``: M-RoPE with four positions a row."""
     scaling: Any = hp.rope_scaling_type
-    assert isinstance(scaling, Choice)
     factor: Any = hp.rope_scaling_factor
     plain = scaling == "none" or factor == 0
     freq_scale: Sym | float = 1.0 if plain else 1.0 / factor
     yarn: Any = 0.0
-    if scaling == "yarn":
+    if not plain and scaling == "yarn":
         ext: Any = hp.yarn_ext_factor
         yarn = 1.0 if ext < 0 else ext
-    return ops.rope_ext(
-        x, pos, factors, n_dims=hp.n_rot, mode=mode, n_ctx_orig=hp.n_ctx_orig_yarn, freq_base=hp.rope_freq_base,
-        freq_scale=freq_scale, ext_factor=yarn, attn_factor=hp.yarn_attn_factor, beta_fast=hp.yarn_beta_fast,
-        beta_slow=hp.yarn_beta_slow,
-    )
+    common: dict[str, Any] = {
+        "n_dims": hp.n_rot, "n_ctx_orig": hp.n_ctx_orig_yarn, "freq_base": hp.rope_freq_base, "freq_scale": freq_scale,
+        "ext_factor": yarn, "attn_factor": hp.yarn_attn_factor, "beta_fast": hp.yarn_beta_fast, "beta_slow": hp.yarn_beta_slow,
+    }
+    if sections is not None:
+        return ops.rope_multi(x, pos, factors, sections=sections, **common)
+    return ops.rope_ext(x, pos, factors, mode=mode, **common)

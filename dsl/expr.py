@@ -221,6 +221,7 @@ _EVAL: dict[str, Callable[..., Number]] = {
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
     "//": _floordiv,
+    "exact": _floordiv,
     "%": lambda a, b: a % b,
     "/": lambda a, b: a / b,
     "sqrt": lambda a: math.sqrt(a),
@@ -267,6 +268,12 @@ def _binary(op: str, left: SymLike, right: SymLike) -> Sym:
         return a
     if op == "*" and isinstance(a, Const) and a.args[0] == 1:
         return b
+    if op == "*":
+        for quotient_, divisor in ((a, b), (b, a)):  # exact(x, y)*y is x
+            if isinstance(quotient_, Compound) and quotient_.op == "exact":
+                over, under = quotient_.args
+                if under.fingerprint == divisor.fingerprint:
+                    return over  # type: ignore[no-any-return]
     if op == "//" and (quotient := _cancel(a, b)) is not None:
         return quotient
     fa, fb = a.fingerprint, b.fingerprint
@@ -288,6 +295,15 @@ def _cancel(a: Sym, b: Sym) -> Sym | None:
         if x.fingerprint == b.fingerprint:
             return y  # type: ignore[no-any-return]
     return None
+
+
+def exact(a: SymLike, b: SymLike) -> Sym:
+    """``a // b`` where ``b`` is known to divide ``a``: then ``exact(a, b) * b`` is ``a``, also symbolically."""
+    x, y = _lift(a), _lift(b)
+    if (quotient := _cancel(x, y)) is not None:
+        return quotient
+    point = x.fingerprint * pow(y.fingerprint, -1, _PRIME) % _PRIME
+    return Compound("exact", (x, y), False, point)
 
 
 def sqrt(x: SymLike) -> Sym:
@@ -327,7 +343,10 @@ def same(a: SymLike, b: SymLike) -> bool:
 
 def without_common_factors(a: SymLike, b: SymLike) -> tuple[Sym, Sym]:
     """Both sides divided by the factors they share, so that an equation of element counts is one of the model's own sizes."""
-    left, right = _factors(_lift(a)), _factors(_lift(b))
+    left, below_left = _factors(_lift(a))
+    right, below_right = _factors(_lift(b))
+    left.extend(below_right)
+    right.extend(below_left)
     for factor in list(left):
         twin = next((f for f in right if f.fingerprint == factor.fingerprint), None)
         if twin is not None:
@@ -343,10 +362,15 @@ class _Factors(list[Sym]):
         del self[next(i for i, each in enumerate(self) if each is item)]
 
 
-def _factors(x: Sym) -> _Factors:
-    if isinstance(x, Compound) and x.op == "*":
-        return _Factors([*_factors(x.args[0]), *_factors(x.args[1])])
-    return _Factors([x])
+def _factors(x: Sym) -> tuple[_Factors, _Factors]:
+    """What is multiplied, and what an exact division divides by."""
+    if isinstance(x, Compound) and x.op in ("*", "exact"):
+        over, under = _factors(x.args[0])
+        other_over, other_under = _factors(x.args[1])
+        if x.op == "exact":
+            other_over, other_under = other_under, other_over
+        return _Factors([*over, *other_over]), _Factors([*under, *other_under])
+    return _Factors([x]), _Factors()
 
 
 def product(items: Any) -> Sym:
@@ -364,6 +388,8 @@ def substitute(x: Sym, mapping: dict[int, Sym]) -> Sym:
     if not isinstance(x, Compound) or not any(a.fingerprint in mapping for a in x.atoms()):
         return x
     args = [substitute(a, mapping) for a in x.args]
+    if x.op == "exact":
+        return exact(*args)
     if x.op in ("min", "max"):
         return (minimum if x.op == "min" else maximum)(*args)
     if x.op in ("sqrt", "log"):
@@ -397,6 +423,10 @@ class Cond:
 
     def atoms(self) -> set[Atom]:
         return self.left.atoms() | self.right.atoms()
+
+
+PRESENT = "tensor:"
+"""Prefix of the flags that say whether the file has an optional tensor."""
 
 
 class Flag:
@@ -462,7 +492,7 @@ class Matches:
 
 
 # -- text -----------------------------------------------------------------------------------------
-_LEVEL = {"+": 1, "-": 1, "*": 2, "//": 2, "/": 2, "%": 2}
+_LEVEL = {"+": 1, "-": 1, "*": 2, "//": 2, "exact": 2, "/": 2, "%": 2}
 
 
 def to_text(x: Sym) -> str:
@@ -478,7 +508,8 @@ def _text(x: Sym, level: int) -> str:
     if x.op in _LEVEL:
         mine = _LEVEL[x.op]
         left, right = _text(x.args[0], mine), _text(x.args[1], mine + (x.op != "+" and x.op != "*"))
-        sep = f" {x.op} " if mine == 1 else x.op
+        op = "//" if x.op == "exact" else x.op
+        sep = f" {op} " if mine == 1 else op
         body = f"{left}{sep}{right}"
         return f"({body})" if mine < level else body
     return f"{x.op}({', '.join(_text(a, 0) for a in x.args)})"

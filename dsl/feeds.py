@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from . import trace
 from .dtypes import GGMLType
-from .expr import Atom, Flag, Scope, Sym, SymLike
+from .expr import Atom, Flag, Scope, Sym, SymLike, exact
 from .ir import Kind, Ref, Value
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ n_tokens = Atom(Scope.DIM, "n_tokens")
 """Rows of the batch."""
 n_outputs = Atom(Scope.DIM, "n_outputs")
 """Rows that are wanted behind the last layer."""
+n_blocks = Atom(Scope.DIM, "n_blocks")
+"""Blocks in a batch made of equal blocks, one a sequence. A graph that uses it gets only such batches."""
+n_block = exact(n_tokens, n_blocks)
+"""Rows of each block of such a batch."""
 
 flash_attn = Flag(Scope.OPTION, "flash_attn")
 """Whether attention is one fused op."""
@@ -48,6 +53,28 @@ positions: Any = Feed("pos", GGMLType.i32, (n_tokens,))
 """Position of each token in its sequence. Not a token count: after an image the two differ."""
 out_rows: Any = Feed("out_rows", GGMLType.i32, (n_outputs,))
 """Which rows of the batch are wanted."""
+
+
+
+def use(feed: Feed) -> Value:
+    """A host input that only some variants of a graph need: asked for inside the graph."""
+    tracer = trace.current()
+    tracer.declared[feed.name] = feed
+    return tracer.feed(feed.name, feed.dims, feed.dtype)
+
+
+def token_positions() -> Value:
+    """One position a row: :data:`positions`, asked for inside a graph."""
+    return use(positions)
+
+
+def mrope_positions() -> Value:
+    """Four positions a row, all of one kind after the other: ``[p, p, p, 0]`` for text (dflash-family.md OV-6)."""
+    return use(Feed("mrope_pos", GGMLType.i32, (4 * n_tokens,), _mrope_rows))
+
+
+def _mrope_rows(batch: Any) -> NDArray[np.int32]:
+    return np.concatenate([batch.pos, batch.pos, batch.pos, np.zeros_like(batch.pos)])
 
 
 def features(width: SymLike) -> Any:

@@ -266,6 +266,18 @@ class Graph:
     doc: str
     position: Position | None
 
+    def uses_dim(self, name: str) -> bool:
+        """Whether the graph's code depends on a run-time dim."""
+        return any(
+            atom.name == name
+            for _, node in self.body.walk()
+            if isinstance(node, Apply)
+            for value in node.attrs.values()
+            for dim in (value if isinstance(value, (tuple, list)) else (value,))
+            if isinstance(dim, Sym)
+            for atom in dim.atoms()
+        ) or any(atom.name == name for loop in self.loops for atom in loop.stop.atoms())
+
     def n_nodes(self) -> int:
         """ggml tensors this graph can need: nodes of all bodies, with what an op adds on its own."""
         return sum(node.op.n_tensors if isinstance(node, Apply) else 0 for _, node in self.body.walk())

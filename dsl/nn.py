@@ -13,7 +13,7 @@ from .block import block
 from .dtypes import GGMLType
 from .errors import GraphError
 from .expr import SymLike
-from .feeds import KVView, flash_attn, n_tokens
+from .feeds import KVView, flash_attn
 from .ir import Value
 
 
@@ -104,7 +104,7 @@ def attention(
             v = ops.cast(v, GGMLType.f32)
         v = ops.cont(ops.transpose(v))
         kqv = ops.mul_mat(v, kq)
-        out = ops.cont(ops.permute(kqv, 0, 2, 1, 3), head_v, q.ne[2], n_tokens)
+        out = ops.cont(ops.permute(kqv, 0, 2, 1, 3), head_v, q.ne[2], q.ne[1])
     out = rotate_v(out, kv)
     return flat(out)
 
@@ -112,3 +112,15 @@ def attention(
 def swiglu(gate: Value, up: Value) -> Value:
     """silu(gate) * up."""
     return ops.swiglu_split(gate, up)
+
+
+def geglu(gate: Value, up: Value) -> Value:
+    """gelu(gate) * up, with the tanh approximation."""
+    return ops.geglu_split(gate, up)
+
+
+def scatter(x: Value, ids: Value, n: SymLike, fill: float) -> Value:
+    """Rows [m, n_rows] spread to [n, n_rows]: entry j goes to ``ids[j]`` (i64 [m]), the rest is ``fill``."""
+    rows = x.ne[1]
+    spread = ops.set_rows(ops.full((1, n, rows), fill), ops.reshape(x, 1, x.ne[0], rows), ids)
+    return ops.reshape(spread, n, rows)

@@ -154,6 +154,21 @@ def here(within: tuple[str, int] | None = None) -> Position | None:
     return None
 
 
+def of_declaration() -> Position | None:
+    """Where a key, a tensor or a state is being declared: the first frame that is not the language's own machinery."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        # "<string>" is the __init__ that dataclasses write
+        if code.co_filename not in _MACHINERY and not code.co_filename.startswith("<"):
+            line, column, end_column = _columns(code, frame.f_lasti // 2)
+            return Position(
+                code.co_filename, line, column, end_column, code.co_name, None, (code.co_filename, line, line)
+            )
+        frame = frame.f_back
+    return None
+
+
 def of_function(function: object) -> Position | None:
     """Where a function was defined."""
     code = getattr(function, "__code__", None)

@@ -46,7 +46,7 @@ class Key(Generic[T]):
     aliases: tuple[str, ...] = ()
     doc: str = ""
     name: str = ""
-    position: source.Position | None = field(default_factory=lambda: source.here())
+    position: source.Position | None = field(default_factory=lambda: source.of_declaration())
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -77,6 +77,51 @@ class HparamList:
     def length(self) -> Sym:
         """How many entries, as a dim ``n_<name>``."""
         return Atom(Scope.HPARAM, f"n_{self.name}")
+
+    def __getitem__(self, index: int) -> Sym:
+        """One entry, as a quantity ``<name>_<index>``."""
+        return Atom(Scope.HPARAM, f"{self.name}_{index}")
+
+
+@dataclass(eq=False)
+class Derived:
+    """A quantity computed from others: ``compute`` gets the hparams class. ``kind``: int, float or bool."""
+
+    kind: type
+    compute: Callable[[Any], Any]
+    doc: str = ""
+    name: str = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return Flag(Scope.HPARAM, self.name) if self.kind is bool else Atom(Scope.HPARAM, self.name, self.kind is float)
+
+
+def derived(kind: type, compute: Callable[[Any], Any], **kw: Any) -> Any:
+    return Derived(kind, compute, **kw)
+
+
+@dataclass(eq=False)
+class TensorDim:
+    """A size that only a tensor of the file tells: dimension ``axis`` of ``tensor``; ``default`` without it (a function of the hparams
+    class; None: the quantity has no value then)."""
+
+    tensor: str
+    axis: int
+    default: Callable[[Any], Any] | None = None
+    name: str = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return Atom(Scope.HPARAM, self.name)
+
+
+def tensor_dim(tensor: str, axis: int, default: Callable[[Any], Any] | None = None) -> Any:
+    return TensorDim(tensor, axis, default)
 
 
 def _positive(value: int) -> str | None:
@@ -126,7 +171,7 @@ class LayerKey:
     required_if: Callable[[Any], bool] | None = None
     doc: str = ""
     name: str = ""
-    position: source.Position | None = field(default_factory=lambda: source.here())
+    position: source.Position | None = field(default_factory=lambda: source.of_declaration())
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -137,8 +182,8 @@ class Tensor:
     """One tensor of the GGUF. ``dims`` in ggml order; ``{il}`` in the name stands for the layer.
 
     ``companions``: suffixes of one-element tensors that belong to it (``.scale``). ``shared``: the role under
-    which a target lends it when the file has none. ``required_if``: a function of the hparams class; with
-    ``optional`` it says when the tensor is nevertheless required (False: must be absent).
+    which a target lends it when the file has none. ``required_if``: a function of the hparams class: the tensor is
+    required when it holds and must be absent when it does not.
     """
 
     tensor: str
@@ -147,9 +192,10 @@ class Tensor:
     types: tuple[GGMLType, ...] = (GGMLType.f32,)
     scaled: bool = False
     shared: str | None = None
+    required_if: Callable[[Any], Any] | None = None
     doc: str = ""
     name: str = ""
-    position: source.Position | None = field(default_factory=lambda: source.here())
+    position: source.Position | None = field(default_factory=lambda: source.of_declaration())
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -197,7 +243,7 @@ class KVCache:
     head_k: Sym | None = None
     head_v: Sym | None = None
     name: str = ""
-    position: source.Position | None = field(default_factory=lambda: source.here())
+    position: source.Position | None = field(default_factory=lambda: source.of_declaration())
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

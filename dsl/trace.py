@@ -34,6 +34,7 @@ class Tracer:
         self.depths: list[int] = []  # how many iterations were open when each inner body began
         self.loops: list[Loop] = []
         self.feeds: dict[str, Value] = {}
+        self.declared: dict[str, Any] = {}  # feeds by name, with the functions that compute them
         self.guards: list[Guard] = []
         self._seen: set[str] = set()
 

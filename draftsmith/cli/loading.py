@@ -43,8 +43,8 @@ def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
     devices = settings.devices() + _rpc_devices(settings)
     with loading_display(not quiet) as progress:
         session = Session(
-            settings.model or own_target,
-            (settings.draft or own_draft) if settings.has_drafter else None,
+            own_target if settings.model is None else settings.model,
+            (own_draft if settings.draft is None else settings.draft) if settings.has_drafter else None,
             threads=settings.threads,
             devices=devices,
             n_max=settings.n_max,

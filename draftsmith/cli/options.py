@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,11 @@ class GroupedOption(click.Option):
     def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        # click puts a default that is described and not a value in parentheses
+        return record and (record[0], re.sub(r"\[default: \((.*?)\)", r"[default: \1", record[1]))
 
 
 class GroupedCommand(click.Command):
@@ -138,18 +144,18 @@ class SessionSettings:
 
 _CACHE_OPTIONS = (
     click.option("--kv-type", type=click.Choice(KV_TYPES), cls=GroupedOption, group=_CONTEXT,
-                 help="Type of the K and V caches.  [default: f16]"),
+                 show_default="f16", help="Type of the K and V caches."),
     click.option("--ctk", "-ctk", "type_k", type=click.Choice(KV_TYPES), cls=GroupedOption, group=_CONTEXT,
                  metavar="TYPE", help="Type of the K cache alone."),
     click.option("--ctv", "-ctv", "type_v", type=click.Choice(KV_TYPES), cls=GroupedOption, group=_CONTEXT,
                  metavar="TYPE", help="Type of the V cache alone."),
     click.option("-fa", "--flash-attn", type=click.Choice(["on", "off"]), cls=GroupedOption, group=_CONTEXT,
-                 help="Attention as one fused op.  [default: on]"),
+                 show_default="on", help="Attention as one fused op."),
 )  # fmt: skip
 
 _SESSION_OPTIONS = (
     click.option("-m", "--model", metavar="FILE", cls=GroupedOption, group=_MODEL,
-                 help="The target, a GGUF file.  [default: the embedded pair of target and drafter]"),
+                 show_default="the embedded pair of target and drafter", help="The target, a GGUF file."),
     click.option("-md", "--draft", metavar="FILE", cls=GroupedOption, group=_MODEL, help="The drafter, a GGUF file."),
     click.option("--no-draft", is_flag=True, cls=GroupedOption, group=_MODEL, help="Run the target alone."),
     click.option("--arch", multiple=True, metavar="FILE.py", cls=GroupedOption, group=_MODEL,
@@ -157,22 +163,22 @@ _SESSION_OPTIONS = (
     click.option("--no-mmap", is_flag=True, cls=GroupedOption, group=_MODEL,
                  help="Read the weights into memory instead of mapping the files."),
     click.option("--n-max", "--draft-max", "n_max", type=click.IntRange(min=0), metavar="N", cls=GroupedOption,
-                 group=_DRAFT, help="Most tokens drafted a round.  [default: what the drafter's block gives]"),
+                 group=_DRAFT, show_default="what the drafter's block gives", help="Most tokens drafted a round."),
     click.option("--n-min", "--draft-min", "n_min", type=click.IntRange(min=0), metavar="N", cls=GroupedOption,
-                 group=_DRAFT, help="Drop drafts that are shorter.  [default: 0]"),
+                 group=_DRAFT, show_default="0", help="Drop drafts that are shorter."),
     click.option("--p-min", "--draft-p-min", "p_min", type=Probability(), cls=GroupedOption, group=_DRAFT,
-                 help="End a draft before a token that the drafter finds less likely.  [default: 0]"),
+                 show_default="0", help="End a draft before a token that the drafter finds less likely."),
     click.option("-t", "--threads", type=click.IntRange(min=0), default=0, metavar="N", cls=GroupedOption, group=_RUN,
-                 help="Threads of the CPU.  [default: one for each physical core]"),
+                 show_default="one for each physical core", help="Threads of the CPU."),
     click.option("-dev", "--device", multiple=True, metavar="NAME,...", cls=GroupedOption, group=_RUN,
-                 help="Devices in order of preference, as `draftsmith devices` names them; `none`: the CPU alone."
-                      "  [default: the RPC servers' if --rpc is given, else none]"),
+                 help="Devices in order of preference, as `draftsmith devices` names them; `none`: the CPU alone.",
+                 show_default="those of --rpc, else none"),
     click.option("--rpc", multiple=True, metavar="HOST:PORT", cls=GroupedOption, group=_RUN,
                  help="Use a ggml RPC server; may be repeated."),
     click.option("-c", "--ctx", "--ctx-size", "n_ctx", type=click.IntRange(min=0), default=0, metavar="N",
-                 cls=GroupedOption, group=_CONTEXT, help="Tokens of context.  [default: what the target was trained for]"),
+                 cls=GroupedOption, group=_CONTEXT, show_default="what the target was trained for", help="Tokens of context."),
     click.option("-ub", "--batch", "--ubatch-size", "n_ubatch", type=click.IntRange(min=1), metavar="N",
-                 cls=GroupedOption, group=_CONTEXT, help="Most tokens computed at once.  [default: 512]"),
+                 cls=GroupedOption, group=_CONTEXT, show_default="512", help="Most tokens computed at once."),
 )  # fmt: skip
 
 

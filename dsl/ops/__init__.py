@@ -25,6 +25,7 @@ from .mask import diag_mask_inf, tri
 from .matmul import mul_mat, out_prod
 from .norm import l2_norm, norm, rms_norm
 from .pad import pad, pad_ext, roll
+from .put import put
 from .reduce import cumsum, mean, sum_rows
 from .rope import rope_ext, rope_ext_back, rope_multi
 from .rows import get_rows, set_rows
@@ -61,7 +62,7 @@ __all__ = [
     "dsv4_hc_pre_gated", "exp", "expm1", "fill", "first_rows", "flash_attn_ext", "floor", "full", "geglu",
     "geglu_erf", "geglu_erf_split", "geglu_quick", "geglu_quick_split", "geglu_split", "gelu", "gelu_erf",
     "gelu_quick", "get_rows", "l2_norm", "lightning_indexer", "log", "mean", "mul", "mul_mat", "mul_mat_id", "neg",
-    "norm", "out_prod", "pad", "pad_ext", "permute", "reglu", "reglu_split", "relu", "repeat", "repeat_4d",
+    "norm", "out_prod", "pad", "pad_ext", "put", "permute", "reglu", "reglu_split", "relu", "repeat", "repeat_4d",
     "reshape", "rms_norm", "roll", "rope_ext", "rope_ext_back", "rope_multi", "scale", "scale_bias", "select",
     "set_rows", "sgn", "sigmoid", "silu", "sin", "slice_", "soft_max", "soft_max_ext", "softplus", "sqr", "sqrt",
     "step", "store", "sub", "sum_rows", "swiglu", "swiglu_clamp", "swiglu_oai", "swiglu_split", "tanh", "tap",

@@ -71,6 +71,8 @@ def need_sinks(op: Op, a: Value, sinks: Value | None) -> None:
         return
     op.need_dtype(sinks, F32)
     op.need_same(a.ne[2], sinks.ne[0], "one sink a head is needed", a, sinks)
+    if not all(same(n, 1) for n in sinks.ne[1:]):
+        op.fail("sinks must be a vector", a, sinks)
     need_packed(op, sinks)
 
 

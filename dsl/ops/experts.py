@@ -86,10 +86,12 @@ class add_id(Op):
         self.need_same(a.ne[0], b.ne[0], "row widths differ", a, b)
         self.need_same(a.ne[1], ids.ne[0], "one id a row is needed", a, ids)
         self.need_same(a.ne[2], ids.ne[1], "one list of ids a token is needed", a, ids)
+        if not all(same(n, 1) for n in (*b.ne[2:], *ids.ne[2:])):
+            self.fail("biases and ids have at most 2 dims", a, b, ids)
         self.need_rows(a)
         self.need_rows(b)
         return Result(a.shape)
 
     def numpy(self, a: Any, b: Any, ids: Any) -> Any:
-        rows = b.reshape(-1, b.shape[-1])[ids]
+        rows = to_rank(b, 2)[to_rank(ids, 2)]
         return a + tile_to(rows, a.shape)

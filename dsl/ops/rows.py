@@ -61,7 +61,9 @@ def need_rows_to_write(op: Op, a: Value, b: Value, ids: Value) -> None:
     """The rules of ggml_set_rows."""
     op.need_dtype(b, F32, F16)
     op.need_dtype(ids, I64, I32)
-    need_type(op, a, WRITABLE, "cannot be written", b)
+    need_type(op, a, WRITABLE | {I32}, "cannot be written", b)
+    if b.dtype is F16 and a.dtype is not F16:  # ggml's CPU kernel then writes beyond its work buffer
+        op.fail(f"f16 rows cannot be written to {a.dtype.name}", a, b, hint="cast() the rows to f32")
     op.need_same(a.ne[0], b.ne[0], "row widths differ", a, b)
     op.need_same(b.ne[1], ids.ne[0], "as many ids as rows are needed", b, ids)
     for axis in (2, 3):

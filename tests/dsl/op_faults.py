@@ -98,6 +98,7 @@ def writes(a: Operand, deep: Operand) -> list[Fault]:
         Fault("found f32", (a, t(6, 4), t(4)), shows=(2,)),
         Fault("found i32", (a, t(6, 4, dtype=I32), t(4, dtype=I64)), shows=(1,)),
         Fault("transposed", (a, t(4, 6, via=turned), t(4, dtype=I64)), shows=(1,)),
+        Fault("f16 rows cannot be written", (a, t(6, 4, dtype=F16), t(4, dtype=I64)), shows=(0, 1)),
     ]
 
 
@@ -154,6 +155,7 @@ FAULTS: dict[str, list[Fault]] = {
         Fault("found i32", (t(7, 3, 4), t(7, 3, dtype=I32)), shows=(1,)),
         Fault("one sink a head", (t(7, 3, 4), None, t(3)), shows=(0, 2)),
         Fault("found f16", (t(7, 3, 4), None, t(4, dtype=F16)), shows=(2,)),
+        Fault("must be a vector", (t(7, 3, 4), None, t(4, 2)), shows=(0, 2)),
         one("needs a mask", t(7, 3, 4), max_bias=8.0),
         one("not contiguous", t(7, 4, 3, via=heads_last)),
     ],
@@ -191,6 +193,7 @@ FAULTS: dict[str, list[Fault]] = {
         Fault("one id a row", (t(5, 2, 3), t(5, 6), t(1, 3, dtype=I32)), shows=(0, 2)),
         Fault("one list of ids", (t(5, 2, 3), t(5, 6), t(2, 4, dtype=I32)), shows=(0, 2)),
         Fault("found i64", (t(5, 2, 3), t(5, 6), t(2, 3, dtype=I64)), shows=(2,)),
+        Fault("at most 2 dims", (t(5, 2, 3), t(5, 6), t(2, 3, 2, dtype=I32)), shows=(0, 2)),
         Fault("found f16", (t(5, 2, 3, dtype=F16), t(5, 6), t(2, 3, dtype=I32))),
     ],
     # attention

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.context import Context
 from draftsmith.model import Model
-from draftsmith.pairing import Pairing, pair
+from draftsmith.pairing import pair
 
-from . import diagnose, lattice
-from .cases import CONFIGURATION, REFERENCE, Array, Case, Configuration, Record, as_tokens, configuration
-from .compare import Limit, Tolerances, choices, coarsest, compare, precision
-from .engine import decode, generate, layer_taps, opened
+from . import diagnose, lattice, loops
+from .cases import CONFIGURATION, REFERENCE, Array, Case, Configuration, Record, as_tokens, configuration, read_json
+from .compare import EXACT, ROUNDED, Limit, Tolerances, choices, coarsest, compare, precision
+from .engine import decode, layer_taps, opened
 from .report import Report
 
 CHUNKS = "inject_in_3_chunks"
@@ -190,7 +189,7 @@ class Drafts:
         if play.cfg.is_reference and mode == play.mode:
             self.walk(label, play, draft, outputs)
 
-    def comparable(self, picks: Array, logits: Array, n_rows: int) -> tuple[NDArrayBool, str]:
+    def comparable(self, picks: Array, logits: Array, n_rows: int) -> tuple[Array, str]:
         """Rows that count: in a Markov chain those up to the first other pick of their sequence."""
         live = np.ones(picks.shape, bool)
         if self.manifest["kind"] != "dspark" or n_rows > self.block_size:
@@ -242,10 +241,16 @@ class Drafts:
 
     def features_limit(self) -> Limit:
         """A draft's manifest measures no target, so the fixed figures by type of its weights."""
-        from .compare import EXACT, ROUNDED
-
         kind = coarsest(info.type for info in self.target.file.tensors.values())
         return Limit(EXACT) if kind == "f32" else Limit(*ROUNDED[kind])
+
+    def loop_limit(self, *outputs: str) -> Limit:
+        """The limit of a decision in a loop, where the features are the target's own."""
+        recorded = {m["name"] for _, m in self.case.outputs(rf"\w+?_(?P<name>draft\d+_[a-z]+)_{CONFIGURATION}")}
+        wanted = {f"{draft}_{output}" for draft in ("draft1", "draft2") for output in outputs}
+        limits = [self.tolerances.limit(REFERENCE, name) for name in sorted(recorded & wanted)] or [Limit(0.0)]
+        exact = self.tolerances.precision == "f32"
+        return limits[0].widen(*limits[1:], *([self.features_limit()] if exact else []))
 
     def verify(self) -> None:
         """The target's features of prompt and verified block, and its choices; all sequences in one batch."""
@@ -294,38 +299,18 @@ class Drafts:
         with opened(self.target, REFERENCE, n_tokens, tap_last=tap_last) as target, opened(self.draft, REFERENCE, n_tokens) as draft:
             for name, run in plain.items():
                 prompt = self.sequences[int(name.removeprefix("seq"))]["prompt"]
-                found = generate(target, None, None, prompt, n_rounds=len(run["tokens"]))
+                found = loops.generate(target, None, None, as_tokens(prompt), loops.Settings(), len(run["tokens"]))
                 self.report.equal(f"greedy {name} tokens", found.tokens, as_tokens(run["tokens"]))
+            ties = loops.Ties(self.loop_limit("logits", "lattice"), self.loop_limit("conf"))
             for i, run in enumerate(runs):
                 with self.report.section(f"e2e {i}"):
                     prompt = self.sequences[int(run["prompt_seq"])]["prompt"]
-                    self.loop(f"e2e {i}", target, draft, pairing, prompt, run, run)
-            self.program(target, draft, pairing, runs)
-
-    def loop(
-        self, label: str, target: Context, draft: Context, pairing: Pairing, prompt: Sequence[int], run: Record, settings: Record
-    ) -> None:
-        limit = int(settings["n_predict"]) if "n_predict" in settings else None
-        found = generate(
-            target, draft, pairing, prompt, n_predict=limit, n_rounds=len(run["iterations"]), n_max=int(settings["n_max"]),
-            p_min=float(settings["p_min"]),
-        )
-        label = f"{label} (n_max {settings['n_max']}, p_min {settings['p_min']})"
-        self.report.equal(f"{label} tokens", found.tokens, as_tokens(run["tokens"]))
-        self.report.equal(f"{label} [drafted, accepted]", found.iterations, [as_tokens(i) for i in run["iterations"]])
-        self.report.equal(f"{label} drafts", found.drafts, [as_tokens(d) for d in run["drafts"]])
-
-    def program(self, target: Context, draft: Context, pairing: Pairing, runs: Sequence[Record]) -> None:
-        """What the reference's program printed for a text, with the settings of the first run of the manifest."""
-        path = self.case.folder / "speculative_simple.json"
-        if not path.is_file() or not runs:
-            return
-        from .cases import read_json
-
-        recorded = read_json(path)
-        with self.report.section("program"):
-            self.loop("program", target, draft, pairing, as_tokens(recorded["prompt"]), recorded["harness"], runs[0])
-
-
-NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-_ = json
+                    loops.compare(self.report, f"e2e {i}", target, draft, pairing, as_tokens(prompt), loops.recorded_run(run), loops.settings(run), ties)
+            program = self.case.folder / "speculative_simple.json"
+            if program.is_file() and runs:  # it does not state its settings: they are those of the first run
+                recorded = read_json(program)
+                with self.report.section("program"):
+                    loops.compare(
+                        self.report, "program", target, draft, pairing, as_tokens(recorded["prompt"]),
+                        loops.recorded_run(recorded["harness"]), loops.settings(runs[0]), ties,
+                    )

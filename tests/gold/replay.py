@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import drafts, targets
+from . import deepseek, drafts, hf, targets, trained
 from .cases import Case, CaseError, find_folders, read_case
 from .report import Report
 
 KINDS: dict[str, Callable[[Case, Report], None]] = {
     "target": targets.replay,
     **dict.fromkeys(("dflash", "dspark", "dflash2", "lilicorr"), drafts.replay),
+    "deepseek4": deepseek.replay,
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "mistral_large4"), hf.replay_target),
+    "deepseek_v41_dspark": hf.replay_draft,
+    "units": hf.replay_units,
+    "trained-target": trained.replay_target,
+    "trained-draft": trained.replay_draft,
 }
 """How each kind of case is replayed."""
 

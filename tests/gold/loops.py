@@ -1,0 +1,243 @@
+"""Greedy loops, plain and speculative, against recorded tokens, drafts and acceptance.
+
+Where a draft differs, the loop is run again along the recorded path: every round then starts from the recorded text, and a
+draft of ours may differ from the recorded one only where the decision was a tie within the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from draftsmith.context import Context
+from draftsmith.pairing import Pairing
+from draftsmith.speculative import Sequence_, Speculator
+
+from .cases import Array, Record, as_tokens
+from .compare import Limit
+from .lattice import width
+from .report import Report
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``n_predict``: llama.cpp's ``-n``: stop when there are more tokens than that, cut drafts to what is left; None: no cut.
+    ``from_prompt``: draft already from the last token of the prompt."""
+
+    n_predict: int | None = None
+    n_max: int | None = None
+    p_min: float = 0.0
+    from_prompt: bool = True
+
+    def __str__(self) -> str:
+        return f"n_max {self.n_max}, p_min {self.p_min:g}"
+
+
+def settings(run: Record) -> Settings:
+    return Settings(int(run["n_predict"]) if "n_predict" in run else None, int(run["n_max"]), float(run["p_min"]))
+
+
+@dataclass(frozen=True)
+class Ties:
+    """How far apart two alternatives may lie and still change places: logits (and scores), and what p_min is compared with."""
+
+    logits: Limit
+    certainty: Limit
+
+
+@dataclass
+class Generation:
+    """What a loop emitted, round by round."""
+
+    tokens: list[int] = field(default_factory=list)
+    iterations: list[list[int]] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(n for n, _ in self.iterations)
+
+    @property
+    def n_accepted(self) -> int:
+        return sum(n for _, n in self.iterations)
+
+
+class Loop:
+    """A loop at its start: prompt decoded, nothing drafted yet."""
+
+    def __init__(
+        self, target: Context, draft: Context | None, pairing: Pairing | None, prompt: Sequence[int], how: Settings
+    ) -> None:
+        target.clear()
+        if draft is not None:
+            draft.clear()
+        self.how = how
+        self.speculator = Speculator(target, draft, pairing, how.n_max, 0, how.p_min)
+        self.done = Generation()
+        if how.from_prompt:
+            self.speculator.prefill(list(prompt[:-1]), want_next=False)
+            self.sequence = Sequence_(0, len(prompt) - 1, int(prompt[-1]))
+        else:
+            first = self.speculator.prefill(list(prompt))
+            assert first is not None
+            self.sequence = Sequence_(0, len(prompt), first)
+            self.done.tokens.append(first)
+
+    @property
+    def limit(self) -> int:
+        """The most drafts of the next round."""
+        left = 0 if self.how.n_predict is None else self.how.n_predict - len(self.done.tokens) - 1
+        return left if left > 0 else self.speculator.n_max
+
+    def propose(self) -> list[int]:
+        return self.speculator.propose([self.sequence], [self.limit])[0]
+
+    def verify(self, drafts: Sequence[int]) -> None:
+        done = self.speculator.verify([self.sequence], [drafts])[0]
+        self.done.tokens += done.tokens
+        self.done.iterations.append([len(done.drafts), done.accepted])
+        self.done.drafts.append(list(done.drafts))
+
+
+def generate(
+    target: Context, draft: Context | None, pairing: Pairing | None, prompt: Sequence[int], how: Settings, n_rounds: int = 0
+) -> Generation:
+    """Run to the end; ``n_rounds`` when ``n_predict`` does not say where that is."""
+    loop = Loop(target, draft, pairing, prompt, how)
+    done = loop.done
+    while len(done.tokens) <= how.n_predict if how.n_predict is not None else len(done.iterations) < n_rounds:
+        loop.verify(loop.propose())
+    return done
+
+
+def recorded_run(run: Record) -> Generation:
+    return Generation(as_tokens(run["tokens"]), [as_tokens(i) for i in run["iterations"]], [as_tokens(d) for d in run["drafts"]])
+
+
+def compare(
+    report: Report, label: str, target: Context, draft: Context, pairing: Pairing, prompt: Sequence[int], recorded: Generation,
+    how: Settings, ties: Ties,
+) -> Generation:
+    """A recorded run: tokens, [drafted, accepted] and drafts of every round."""
+    label = f"{label} ({how})"
+    found = generate(target, draft, pairing, prompt, how, len(recorded.iterations))
+    shared = min(len(found.tokens), len(recorded.tokens))  # a record may end within the last round
+    report.equal(f"{label} tokens", found.tokens[:shared], recorded.tokens[:shared])
+    if (found.iterations, found.drafts) == (recorded.iterations, recorded.drafts):
+        report.equal(f"{label} [drafted, accepted]", found.iterations, recorded.iterations)
+        report.equal(f"{label} drafts", found.drafts, recorded.drafts)
+    else:
+        follow(report, label, target, draft, pairing, prompt, recorded, how, ties)
+    return found
+
+
+def follow(
+    report: Report, label: str, target: Context, draft: Context, pairing: Pairing, prompt: Sequence[int], recorded: Generation,
+    how: Settings, ties: Ties,
+) -> None:
+    """Round by round along the recorded path."""
+    watched, blocks = _watched(pairing, draft)
+    loop = Loop(target, draft, watched, prompt, how)
+    near = 0
+    widest = 0.0
+    wrong: list[str] = []
+    for number, drafts in enumerate(recorded.drafts):
+        own = loop.propose()
+        if own != drafts:
+            verdict = _judge(blocks[-1], own, drafts, pairing.first_row, how.p_min, ties) if blocks else Judgement(0.0, "nothing drafted")
+            near += not verdict.problem
+            widest = max(widest, verdict.tie)
+            if verdict.problem:
+                wrong.append(f"round {number}: drafted {own}, recorded {drafts}: {verdict.problem}")
+        loop.verify(drafts)
+    found = loop.done
+    report.equal(f"{label} [drafted, accepted] along the recorded path", found.iterations, recorded.iterations)
+    n = len(recorded.drafts)
+    text = f"{n - near - len(wrong)}/{n} rounds equal, {near} with ties of up to {widest:.1e}" + (f"; {wrong[0]}" if wrong else "")
+    report.add(f"{label} drafts along the recorded path", not wrong, text, f"exact beyond a tie of {2 * ties.logits.max_abs:.2g}")
+
+
+def _watched(pairing: Pairing, draft: Context) -> tuple[Pairing, list[dict[str, Array]]]:
+    """The pairing with a drafter that leaves the outputs of its blocks in a list."""
+    contract = pairing.contract
+    blocks: list[dict[str, Array]] = []
+
+    def propose(outputs: Any, *args: Any, **kwargs: Any) -> list[int]:
+        blocks.append({n: np.array(a) for n, a in outputs.items()})
+        return contract.propose(outputs, *args, **kwargs)
+
+    known = draft.graphs[contract.draft].outputs
+    extra = [n for n in ("logits", "conf", "lattice", "top_logits") if n in known]
+
+    def outputs(p_min: float) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*contract.outputs(p_min), *extra]))
+
+    return replace(pairing, contract=replace(contract, propose=propose, outputs=outputs)), blocks
+
+
+@dataclass
+class Judgement:
+    """Two drafts from the same text: how wide the ties were that they differ in, and what is more than a tie."""
+
+    tie: float = 0.0
+    problem: str = ""
+
+
+def _judge(
+    block: dict[str, Array], own: Sequence[int], recorded: Sequence[int], first_row: int, p_min: float, ties: Ties
+) -> Judgement:
+    verdict = Judgement()
+    for i, (a, b) in enumerate(zip(own, recorded, strict=False)):
+        if a == b:
+            continue
+        gap = _gap(block, first_row + i, a, b, own[:i], first_row)
+        if not gap <= 2 * ties.logits.max_abs:
+            return Judgement(gap, f"{a} is {gap:.2e} above {b}")
+        verdict.tie = max(verdict.tie, gap)
+        if "lattice" in block or "conf" in block or len(own) != len(recorded):
+            return verdict  # what follows in a chain depends on this choice
+    if len(own) == len(recorded):
+        return verdict
+    row = first_row + min(len(own), len(recorded))
+    certainty = _certainty(block, row)
+    if p_min > 0 and certainty is not None and abs(certainty - p_min) <= ties.certainty.max_abs:
+        return Judgement(max(verdict.tie, abs(certainty - p_min)))
+    return Judgement(0.0, f"{len(own)} drafts for {len(recorded)}, certainty {certainty} at p_min {p_min}")
+
+
+def _gap(block: dict[str, Array], row: int, a: int, b: int, before: Sequence[int], first_row: int) -> float:
+    """How far ``a`` lies above ``b`` in what decided this row."""
+    logits = block["logits"][row]
+    if "lattice" not in block:
+        return float(logits[a] - logits[b])
+    line = block["lattice"][row]
+    k = width(line.size) if _is_packed(line.size) else 0
+    if not k:
+        return np.inf
+    ids = line[:k].astype(int).tolist()
+    if b not in ids:  # another candidate set: a tie of logits at the cut
+        return float(min(abs(logits[i] - logits[b]) for i in ids))
+    previous = 0
+    if row > max(1, first_row):
+        previous = block["lattice"][row - 1][:k].astype(int).tolist().index(before[-1])
+    scores = line[k + previous * k : k + (previous + 1) * k]
+    return float(scores[ids.index(a)] - scores[ids.index(b)])
+
+
+def _is_packed(columns: int) -> bool:
+    try:
+        return width(columns) > 0
+    except ValueError:
+        return False
+
+
+def _certainty(block: dict[str, Array], row: int) -> float | None:
+    """What p_min is compared with, where that is known without the drafter: confidence, or the best of ten logits."""
+    if "conf" in block:
+        return float(block["conf"].reshape(-1)[row])
+    if "lattice" not in block and "top_logits" in block:
+        z = np.asarray(block["top_logits"][row], np.float64)
+        return float(1.0 / np.exp(z - z.max()).sum())
+    return None
