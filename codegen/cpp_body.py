@@ -96,7 +96,7 @@ class BodyWriter:
         self.scope = Scope()
         self.uses: set[str] = set()  # of: ctx, hp, m, state
         self.pieces = roll(body, loops)
-        self.guards: list[tuple[list[str], Guard]] = []
+        self.guards: list[tuple[str, list[str], Guard]] = []
         self.labels = labels(body, prefix)
         self._last: tuple[str, int, int] | None = None
 
@@ -111,6 +111,9 @@ class BodyWriter:
             if value.ref.il is None:
                 self.uses.add("m")
                 return f"m.{value.ref.field}"
+            if value.ref.only:
+                self.uses.add("m")
+                return f"m.{value.ref.group}.front().{value.ref.field}"
             return f"layer.{value.ref.field}"
         if value.kind is Kind.STATE:
             assert value.ref is not None
@@ -298,7 +301,7 @@ class BodyWriter:
         body = self.arms(rolled.arms, carried)
         if rolled.loop.over_layers:
             self.uses.add("m")
-            lines.append(Line("for (const auto & layer : m.layers) {", comment=_place(rolled.loop)))
+            lines.append(Line(f"for (const auto & layer : m.{rolled.loop.group}) {{", comment=_place(rolled.loop)))
             if any(re.search(r"\bstate\b", line.text) for line in body):
                 self.uses.add("states")
                 lines.append(Line("const auto & state = states.layers[layer.il];", indent=1))
@@ -310,7 +313,7 @@ class BodyWriter:
             if name in last:
                 self.hold(variable, last[name])
         self.guards += [
-            ([condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in path], guard)
+            (rolled.loop.group, [condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in path], guard)
             for path, guard in rolled.guards
         ]
         return lines

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.dsl.bind import BoundModel
-from draftsmith.dsl.expr import PRESENT, Cond, Flag, Matches, Scope
+from draftsmith.dsl.expr import PRESENT, Cond, Flag, Matches, Scope, lift
 from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Block, Body, Call, Graph, Kind, Value
-from draftsmith.dsl.specs import KVCache, Tensor, declared
+from draftsmith.dsl.specs import KVCache, LayerGroup, Tensor, declared, groups
 from draftsmith.ggml import cache_dir
 
 from .cpp_body import BodyWriter, Line, uses_state
@@ -70,12 +70,12 @@ class _File:
     names: Names = field(default_factory=Names)
     functions: set[str] = field(default_factory=set)
     model_weights: dict[str, Value] = field(default_factory=dict)
-    layer_weights: dict[str, Value] = field(default_factory=dict)
+    layer_weights: dict[str, dict[str, Value]] = field(default_factory=dict)  # by group
     layer_state: dict[str, Value] = field(default_factory=dict)
     checks: list[tuple[str, str]] = field(default_factory=list)  # C++ condition that must hold, text
-    layer_checks: list[tuple[str, str]] = field(default_factory=list)
-    present: list[str] = field(default_factory=list)  # tensors that must be there, %d for every layer
-    absent: list[str] = field(default_factory=list)
+    layer_checks: list[tuple[str, str, str]] = field(default_factory=list)  # group, C++ condition, text
+    present: list[tuple[str, str]] = field(default_factory=list)  # group ("" for the model), tensor that must be there
+    absent: list[tuple[str, str]] = field(default_factory=list)
 
 
 def emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
@@ -146,7 +146,8 @@ def _collect_value(value: Value, file: _File) -> None:
     if value.ref is None:
         return
     if value.kind is Kind.WEIGHT:
-        (file.model_weights if value.ref.il is None else file.layer_weights).setdefault(value.ref.field, value)
+        grouped = file.model_weights if value.ref.il is None else file.layer_weights.setdefault(value.ref.group, {})
+        grouped.setdefault(value.ref.field, value)
     elif value.kind is Kind.STATE:
         file.layer_state.setdefault(value.ref.field, value)
 
@@ -165,7 +166,7 @@ def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
     returns = {0: "void", 1: "ggml_tensor *"}.get(len(results), f"{block.name}_result")
     head = [f"const {model.cls.variant}_build & b"]
     if body.uses_layer:
-        head.append(f"const {model.cls.variant}_layer & layer")
+        head.append(f"const {layer_struct(model.cls.variant, body.group)} & layer")
         if uses_state(body):
             head.append(f"const {model.cls.variant}_layer_state & state")
     args = [f"ggml_tensor * {n}" for n, _ in params]
@@ -194,8 +195,8 @@ def _graph_function(model: BoundModel, graph: Graph, file: _File) -> Function:
     body = writer.write([(n, v) for n, v in graph.feeds.items()])
     for output, value in graph.outputs.items():
         body.append(Line(f'g.output("{output}", {writer.ref(value)});'))
-    for path, guard in writer.guards:
-        _layer_guard(model, path, guard, file)
+    for group, path, guard in writer.guards:
+        _layer_guard(model, group, path, guard, file)
     text = [x.render() for x in body]
     # a graph function gets g itself
     text = [t.replace("b.g.", "g.") for t in text]
@@ -229,19 +230,21 @@ def _prologue(writer: BodyWriter, lines: list[Line]) -> list[str]:
     return prologue
 
 
-def _layer_guard(model: BoundModel, path: list[str], guard: Guard, file: _File) -> None:
-    """A choice that every layer (on that path of choices) took alike."""
+def _layer_guard(model: BoundModel, name: str, path: list[str], guard: Guard, file: _File) -> None:
+    """A choice that every layer of a group (on that path of choices) took alike."""
     question = guard.question
+    group = next(g for g in groups(model.cls) if g.name == name)
     if isinstance(question, Flag) and question.name.startswith(PRESENT):
-        asked = _layer_tensor(model, question.name.removeprefix(PRESENT))
-        everywhere = {asked % il in model.file.tensors for il in range(model.n_layer)}
+        asked = _layer_tensor(group, question.name.removeprefix(PRESENT))
+        first, count = int(lift(group.first)), int(group.count)
+        everywhere = {asked.format(il=first + i, i=i) in model.file.tensors for i in range(count)}
         if len(everywhere) == 1:
-            _note(file.present if guard.answer else file.absent, asked)
+            _note(file.present if guard.answer else file.absent, (name, asked))
             return
     wanted = condition(question, file.names)
     if not guard.answer:
         wanted = negate(wanted)
-    _note(file.layer_checks, (wanted if not path else f"!({' && '.join(path)}) || {wanted}", str(guard)))
+    _note(file.layer_checks, (name, wanted if not path else f"!({' && '.join(path)}) || {wanted}", str(guard)))
 
 
 def _note(entries: list[Any], entry: Any) -> None:
@@ -249,13 +252,13 @@ def _note(entries: list[Any], entry: Any) -> None:
         entries.append(entry)
 
 
-def _layer_tensor(model: BoundModel, field_name: str) -> str:
-    """The GGUF name behind a layer's ``has_<field>``, with %d for the layer."""
-    for spec in declared(model.cls.layer, Tensor):
+def _layer_tensor(group: LayerGroup, field_name: str) -> str:
+    """The GGUF name behind a layer's presence flag, with {il} or {i} for the layer."""
+    for spec in declared(group.layer, Tensor):
         if spec.name == field_name:
-            return str(spec.tensor.replace("{il}", "%d"))
+            return str(spec.tensor)
         if f"{spec.name}_scale" == field_name:
-            return f"{spec.base.replace('{il}', '%d')}.scale"
+            return f"{spec.base}.scale"
     raise KeyError(field_name)
 
 
@@ -265,7 +268,7 @@ def _guard(model: BoundModel, guard: Guard, file: _File) -> None:
     if isinstance(question, Flag):
         if question.scope is Scope.HPARAM and question.name.startswith(PRESENT):
             asked = _gguf_name(model, question.name.removeprefix(PRESENT))
-            _note(file.present if guard.answer else file.absent, asked)
+            _note(file.present if guard.answer else file.absent, ("", asked))
             return
         else:
             name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
@@ -309,18 +312,15 @@ def _template_context(
     model: BoundModel, graphs: Mapping[str, Graph], file: _File, structs: list[dict[str, Any]],
     functions: list[Function], builders: list[Function],
 ) -> dict[str, Any]:
-    specs = {s.name: s for s in declared(model.cls, Tensor)}
     names = file.names
-    for text, _ in file.layer_checks:
-        if "hp.n_layer" in text:
-            names.hparams["n_layer"] = False
-    names.hparams["n_layer"] = False
+    used = [g for g in groups(model.cls) if g.name == "layers" or g.name in file.layer_weights]
+    spans = {g.name: (integer(lift(g.first), names), integer(lift(g.count), names)) for g in used}
     hparams = [
         Field("float" if is_float else "int64_t", n, source=f'params.get_{"f32" if is_float else "i64"}("{n}")')
         for n, is_float in sorted(names.hparams.items()) if not n.startswith(PRESENT)
     ]
     layer_fields = [
-        Field(kind, n, source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", il)' + (" != 0" if kind == "bool" else ""))
+        Field(kind, n, source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", i)' + (" != 0" if kind == "bool" else ""))
         for n, kind in sorted(names.layer_values.items())
     ]
     return {
@@ -329,13 +329,24 @@ def _template_context(
         "source": _module_path(model),
         "guards": _guard_text(file),
         "checks": file.checks,
-        "layer_checks": file.layer_checks,
-        "present": file.present,
-        "absent": file.absent,
+        "groups": [
+            {
+                "name": g.name,
+                "struct": layer_struct(model.cls.variant, g.name),
+                "first": spans[g.name][0],
+                "count": spans[g.name][1],
+                "values": _aligned(layer_fields) if g.name == "layers" else [],
+                "weights": _aligned([_weight_field(f, v, g) for f, v in file.layer_weights.get(g.name, {}).items()]),
+                "checks": [(check, text) for name, check, text in file.layer_checks if name == g.name],
+                "present": [asked for name, asked in file.present if name == g.name],
+                "absent": [asked for name, asked in file.absent if name == g.name],
+            }
+            for g in used
+        ],
+        "present": [asked for name, asked in file.present if not name],
+        "absent": [asked for name, asked in file.absent if not name],
         "hparams": _aligned(hparams),
-        "layer_values": _aligned(layer_fields),
-        "layer_weights": _aligned([_weight_field(f, v, model) for f, v in file.layer_weights.items()]),
-        "model_weights": _aligned([_weight_field(f, v, model) for f, v in file.model_weights.items()]),
+        "model_weights": _aligned([_weight_field(f, v, None) for f, v in file.model_weights.items()]),
         "layer_state": _aligned([
             Field("ggml_tensor *", f.replace(".", "_"), _shape(v), f'tensors.state("{f}", il)')
             for f, v in file.layer_state.items()
@@ -345,16 +356,24 @@ def _template_context(
         "structs": structs,
         "functions": functions,
         "builders": [(graph, function) for graph, function in zip(graphs, builders, strict=True)],
-        "specs": specs,
     }
 
 
-def _weight_field(field_name: str, value: Value, model: BoundModel) -> Field:
+def layer_struct(variant: str, group: str) -> str:
+    """The name of the struct of one layer of a group."""
+    return f"{variant}_layer" if group == "layers" else f"{variant}_{group}_layer"
+
+
+def _weight_field(field_name: str, value: Value, group: LayerGroup | None) -> Field:
+    """A weight's member: filled by its GGUF name, in which {il} stands for the layer's number."""
     assert value.ref is not None and value.ref.tensor is not None
-    tensor = value.ref.tensor
-    if value.ref.il is not None:
-        tensor = tensor.replace(f"blk.{value.ref.il}.", "blk.%d.", 1)
-    return Field("ggml_tensor *", field_name, f"{tensor.replace('%d', 'il')} {_shape(value)}", tensor)
+    if group is None:
+        tensor = value.ref.tensor
+        return Field("ggml_tensor *", field_name, f"{tensor} {_shape(value)}", f'"{tensor}"')
+    pattern = _layer_tensor(group, field_name)
+    number = "i" if "{i}" in pattern else "layer.il"
+    shown = pattern.replace("{i}", "{il}")
+    return Field("ggml_tensor *", field_name, f"{shown} {_shape(value)}", f'"{shown}", {number}')
 
 
 def _aligned(fields: list[Field]) -> list[Field]:
@@ -376,12 +395,17 @@ def _includes(functions: Iterable[Function]) -> set[str]:
 
 def _guard_text(file: _File) -> list[str]:
     """The guards as lines for the head of the file."""
-    lines = [text for _, text in file.checks] + [f"every layer: {text}" for _, text in file.layer_checks]
-    for word, names in (("has", file.present), ("without", file.absent)):
-        if names:
-            shown = ", ".join(n.replace("%d", "*") for n in names)
+    lines = [text for _, text in file.checks]
+    lines += [f"every layer{_of(name)}: {text}" for name, _, text in file.layer_checks]
+    for word, entries in (("has", file.present), ("without", file.absent)):
+        if entries:
+            shown = ", ".join(asked.replace("{il}", "*").replace("{i}", "*") for _, asked in entries)
             lines += textwrap.wrap(f"{word} {shown}", 110, subsequent_indent="    ", break_on_hyphens=False)
     return lines
+
+
+def _of(group: str) -> str:
+    return "" if group == "layers" else f" of {group}"
 
 
 def _shape(value: Value) -> str:

@@ -1,8 +1,9 @@
 """A file that exists in no place: what an architecture asks for, in small round sizes.
 
-With it an architecture can be traced, printed and emitted by its name alone. Every required key has a plausible value,
-optional ones keep their defaults, and only required tensors are there. Keys that are known from llama.cpp get sizes that
-fit one another; an architecture with keys of its own may state theirs as ``canonical = {"{arch}.my_key": 4}``.
+With it an architecture can be traced, printed and emitted by its name alone. Every required key has a plausible
+value, optional ones keep their defaults, and only required tensors are there. Keys that are known from llama.cpp get
+sizes that fit one another; an architecture with keys of its own may state theirs in its class as
+``canonical = {"{arch}.my_key": 4}``.
 """
 
 from __future__ import annotations

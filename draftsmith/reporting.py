@@ -24,7 +24,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
     ]
     if c.draft is not None:
         found += [
-            ("drafting", f"temperature {c.temperature:g} (greedy), n_max {c.n_max}, n_min {c.n_min}, p_min {c.p_min:g}"),
+            ("drafting",
+             f"temperature {c.temperature:g} (greedy), n_max {c.n_max}, n_min {c.n_min}, p_min {c.p_min:g}"),
             ("rounds", _rounds(report)),
             ("acceptance", _by_position(report)),
         ]
@@ -86,8 +87,8 @@ def _rounds(report: Report) -> str:
     if not s.rounds:
         return "0"
     return (
-        f"{s.rounds}: {s.drafted} drafted, {s.accepted} accepted; mean accepted length {s.mean_accepted + 1:.2f} tokens "
-        f"({s.mean_accepted:.2f} drafts and the target's own)"
+        f"{s.rounds}: {s.drafted} drafted, {s.accepted} accepted; "
+        f"mean accepted length {s.mean_accepted + 1:.2f} tokens ({s.mean_accepted:.2f} drafts and the target's own)"
     )
 
 
@@ -100,4 +101,5 @@ def _by_position(report: Report) -> str:
 
 def _times(report: Report) -> str:
     total = report.seconds or 1.0
-    return ", ".join(f"{name} {1e3 * t:.1f} ms ({100 * t / total:.0f} %)" for name, t in seconds(report).items() if t > 0)
+    parts = {name: t for name, t in seconds(report).items() if t > 0}
+    return ", ".join(f"{name} {1e3 * t:.1f} ms ({100 * t / total:.0f} %)" for name, t in parts.items())

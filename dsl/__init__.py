@@ -22,6 +22,7 @@ from .specs import (
     f32,
     int_list,
     kv_cache,
+    layer_group,
     matrix,
     tensor,
     tensor_dim,
@@ -31,6 +32,6 @@ from .specs import (
 
 __all__ = [
     "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
-    "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "log", "matrix", "maximum",
+    "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "layer_group", "log", "matrix", "maximum",
     "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
 ]

@@ -22,7 +22,7 @@ from .feeds import Feed
 from .ir import Apply, Body, Graph, Value
 from .layers import Layer, LayerView
 from .loops import over_layers
-from .specs import Tensor
+from .specs import LayerGroup, Tensor, main_group
 
 if TYPE_CHECKING:
     from .bind import BoundModel
@@ -60,7 +60,10 @@ class Architecture:
     @property
     def layers(self) -> Iterator[LayerView]:
         """Every layer in turn; the loop stays a loop in C++."""
-        return over_layers(self._model)
+        return over_layers(self._model, main_group(type(self)))
+
+    def group(self, spec: LayerGroup) -> GroupView:
+        return GroupView(self._model, spec)
 
     def weight(self, spec: Tensor, il: int | None) -> Any:
         return self._model.weight(spec, il)
@@ -80,6 +83,21 @@ class Architecture:
     def check(cls, model: BoundModel) -> Iterator[str]:
         """Complaints about a file that no single declaration can express (yielded as one line each)."""
         return iter(())
+
+
+class GroupView:
+    """A further group of layers of a model being traced."""
+
+    def __init__(self, model: BoundModel, spec: LayerGroup) -> None:
+        self._model, self._spec = model, spec
+
+    def __iter__(self) -> Iterator[LayerView]:
+        return over_layers(self._model, self._spec)
+
+    @property
+    def only(self) -> LayerView:
+        """The one layer of the group."""
+        return LayerView(self._model, self._spec, 0, only=True)
 
 
 class GraphSpec:

@@ -20,10 +20,10 @@ from .arch import Architecture
 from .binding import bound
 from .dtypes import GGMLType
 from .errors import DraftsmithError, GraphError, MetadataError, WeightError
-from .expr import PRESENT, Choice, Cond, Flag, Scope, Sym
+from .expr import PRESENT, Choice, Cond, Flag, Scope, Sym, lift
 from .feeds import Feed
 from .ir import Block, Kind, Ref, Value
-from .specs import REQUIRED, Derived, HparamList, Key, KVCache, LayerKey, Tensor, TensorDim, declared
+from .specs import REQUIRED, Derived, HparamList, Key, KVCache, LayerKey, Tensor, TensorDim, declared, groups
 
 
 class MetadataValue(Protocol):
@@ -106,12 +106,13 @@ class BoundModel:
     blocks: dict[str, Block] = field(default_factory=dict)
     feeds: dict[str, Feed] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
-    _cache: dict[tuple[str, int | None], Weight | None] = field(default_factory=dict)
+    _cache: dict[tuple[str, int | None, str, bool], Weight | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.arch = self.cls(self)
-        self.layer_specs: dict[str, Any] = {
-            s.name: s for kind in (Tensor, LayerKey, KVCache) for s in declared(self.cls.layer, kind)
+        self.group_specs: dict[str, dict[str, Any]] = {
+            group.name: {s.name: s for kind in (Tensor, LayerKey, KVCache) for s in declared(group.layer, kind)}
+            for group in groups(self.cls)
         }
 
     @property
@@ -155,42 +156,42 @@ class BoundModel:
         with bound(self.values):
             return rotated(self.options.type_k, spec.head_k), rotated(self.options.type_v, spec.head_v)
 
-    def weight(self, spec: Tensor, il: int | None) -> Weight | None:
-        """The tensor of a declaration; None for an optional one that is absent (recorded as a choice)."""
-        key = (spec.name, il)
+    def weight(
+        self, spec: Tensor, il: int | None, group: str = "layers", index: int = 0, only: bool = False
+    ) -> Weight | None:
+        """The tensor of a declaration; None for an optional one that is absent (recorded as a choice). ``il``: its layer in the
+        file's numbering, which is number ``index`` of its group."""
+        key = (spec.name, il, group, only)
         if key not in self._cache:
-            self._cache[key] = self._make(spec, il)
+            self._cache[key] = self._make(spec, il, group, index, only)
         weight = self._cache[key]
         if spec.optional and spec.required_if is None:
             scope = Scope.HPARAM if il is None else Scope.LAYER
-            own = self._tensor_name(spec, il) in self.file.tensors
+            own = tensor_name(spec, il, index) in self.file.tensors
             guards.record(Flag(scope, f"{PRESENT}{spec.name}", own), own)
         if weight is not None and weight.ref is not None and weight.ref.tensor is not None:
             self.read.add(weight.ref.tensor)
         return weight
 
-    def _tensor_name(self, spec: Tensor, il: int | None) -> str:
-        return spec.tensor if il is None else spec.tensor.format(il=il)
-
-    def _make(self, spec: Tensor, il: int | None) -> Weight | None:
-        tensor = self._tensor_name(spec, il)
+    def _make(self, spec: Tensor, il: int | None, group: str, index: int, only: bool) -> Weight | None:
+        tensor = tensor_name(spec, il, index)
         info = self.file.tensors.get(tensor)
         if info is None:
             return self._borrow(spec) if spec.shared is not None and il is None else None
         scale, flag = None, None
         if spec.scaled:
-            base = spec.base if il is None else spec.base.format(il=il)
+            base = tensor.removesuffix(".weight")
             present = f"{base}.scale" in self.file.tensors
             flag = Flag(Scope.HPARAM if il is None else Scope.LAYER, f"{PRESENT}{spec.name}_scale", present)
             if present:
                 scale = Value(
                     (1,), GGMLType.f32, Kind.WEIGHT, name=f"{spec.name}_scale",
-                    ref=Ref(f"{spec.name}_scale", il, f"{base}.scale"),
+                    ref=Ref(f"{spec.name}_scale", il, f"{base}.scale", group, only),
                 )
                 self.read.update((f"{base}.scale", f"{base}.input_scale"))
             self.read.add(f"{base}.input_scale")
         return Weight(
-            spec.dims, info.type, Kind.WEIGHT, name=spec.name, ref=Ref(spec.name, il, tensor), scale=scale, flag=flag
+            spec.dims, info.type, Kind.WEIGHT, name=spec.name, ref=Ref(spec.name, il, tensor, group, only), scale=scale, flag=flag
         )
 
     def _borrow(self, spec: Tensor) -> Weight:
@@ -357,7 +358,7 @@ def read_keys(
         value = _read_key(cls, spec, file, values, problems)
         if value is None:
             continue
-        complaint = spec.check(value) if spec.check else None
+        complaint = _out_of_range(value) or (spec.check(value) if spec.check else None)
         if spec.allowed is not None and value not in spec.allowed:
             complaint = f"must be one of {', '.join(map(str, spec.allowed))}"
         if complaint:
@@ -381,6 +382,20 @@ def read_keys(
         if value is not None:
             values[Scope.HPARAM.value, formula.name] = formula.kind(value)
     return values
+
+
+_FLOAT_MAX = 3.4028234663852886e38
+
+
+def _out_of_range(value: Any) -> str | None:
+    """A complaint about a number that C++ could not hold (float, int64_t), or that no computation survives."""
+    if isinstance(value, list):
+        return next((complaint for item in value if (complaint := _out_of_range(item))), None)
+    if isinstance(value, float) and not abs(value) <= _FLOAT_MAX:
+        return "is not a finite 32-bit number"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "is beyond 64 signed bits"
+    return None
 
 
 def _read_key(
@@ -460,9 +475,18 @@ def _read_layers(
                 ))
                 continue
             column = [value] * n_layer
+        complaint = _out_of_range(column)
+        if complaint:
+            problems.append(Problem(f"metadata key {key}: a value {complaint}{_asked(spec)}", MetadataError))
+            continue
         for il, value in enumerate(column):
             layers[il][spec.name] = value
     return layers
+
+
+def tensor_name(spec: Tensor, il: int | None, index: int = 0) -> str:
+    """The GGUF name of a tensor of layer ``il``, which is number ``index`` of its group."""
+    return spec.tensor if il is None else spec.tensor.format(il=il, i=index)
 
 
 def is_required(cls: type[Architecture], spec: Tensor) -> bool:
@@ -473,8 +497,10 @@ def is_required(cls: type[Architecture], spec: Tensor) -> bool:
 def declared_tensors(cls: type[Architecture], n_layer: int) -> Iterator[tuple[Tensor, str, tuple[int, ...]]]:
     """Every tensor that a file may hold with its GGUF name and shape; needs the values of the hparams to be bound."""
     wanted = [(spec, spec.tensor) for spec in declared(cls, Tensor)]
-    for spec in declared(cls.layer, Tensor):
-        wanted += [(spec, spec.tensor.format(il=il)) for il in range(n_layer)]
+    for group in groups(cls):
+        first = int(lift(group.first))
+        for spec in declared(group.layer, Tensor):
+            wanted += [(spec, tensor_name(spec, first + i, i)) for i in range(int(group.count))]
     for spec, name in wanted:
         # what is required on a condition must be absent where the condition does not hold
         if spec.required_if is None or is_required(cls, spec):

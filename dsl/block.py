@@ -41,7 +41,7 @@ def block(function: F) -> F:
                 + (f"\n{place.excerpt()}" if place else "")
             )
         layer = layers[0] if layers else None
-        body = Body(layer=int(layer.il) if layer else None, uses_layer=bool(layers), position=source.of_function(function))
+        body = Body(layer=int(layer.il) if layer else None, uses_layer=bool(layers), group=layer._group.name if layer else "layers", position=source.of_function(function))
         operands: list[Value] = []
         taken: dict[str, int] = {}
         renamed: dict[int, Atom] = {}  # fingerprint of a caller's dim -> the block's own

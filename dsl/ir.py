@@ -60,12 +60,15 @@ class Ref:
     """What a feed, weight or state value stands for.
 
     ``field`` is the Python name ("attn_q", "kv.k", "tokens"); ``tensor`` the GGUF name for weights;
-    ``il`` the layer, or None for what belongs to the whole model.
+    ``il`` the layer in the GGUF's numbering, or None for what belongs to the whole model; ``group`` the group of layers it is one of;
+    ``only`` that the group has this one layer and the value was asked for outside a loop.
     """
 
     field: str
     il: int | None = None
     tensor: str | None = None
+    group: str = "layers"
+    only: bool = False
 
 
 class Value:
@@ -204,6 +207,7 @@ class Body:
     results: list[Value] = field(default_factory=list)
     result_names: list[str] = field(default_factory=list)
     uses_layer: bool = False
+    group: str = "layers"
     layer: int | None = None  # the layer whose weights and state this body names
     position: Position | None = None
 
@@ -239,6 +243,7 @@ class Loop:
     stop: Sym
     start: Sym
     over_layers: bool
+    group: str
     position: Position | None
     iterations: list[Iteration] = field(default_factory=list)
     snapshots: list[dict[str, Value]] = field(default_factory=list)

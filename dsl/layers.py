@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import trace
 from .errors import GraphError
-from .expr import Atom, Flag, Scope
+from .expr import Atom, Flag, Scope, lift
 from .feeds import KVView, kv_view
-from .specs import KVCache, LayerKey, Tensor
+from .specs import KVCache, LayerGroup, LayerKey, Tensor
 
 if TYPE_CHECKING:
     from .bind import BoundModel
@@ -19,16 +19,18 @@ class Layer:
 
 
 class LayerView:
-    """Layer ``il`` of a model being traced."""
+    """One layer of a model being traced: number ``index`` of its group."""
 
-    def __init__(self, model: BoundModel, index: int) -> None:
+    def __init__(self, model: BoundModel, group: LayerGroup, index: int, only: bool = False) -> None:
         self._model = model
+        self._group = group
         self._index = index
+        self._only = only
 
     @property
     def il(self) -> Atom:
-        """The layer's number, as a quantity of the layer: comparing it is a choice that tells layers apart."""
-        return Atom(Scope.LAYER, "il", False, self._index)
+        """The layer's number in GGUF names, as a quantity of the layer: comparing it is a choice that tells layers apart."""
+        return Atom(Scope.LAYER, "il", False, int(lift(self._group.first)) + self._index)
 
     @property
     def is_first(self) -> Flag:
@@ -36,14 +38,15 @@ class LayerView:
 
     @property
     def is_last(self) -> Flag:
-        return Flag(Scope.LAYER, "is_last", self._index == self._model.n_layer - 1)
+        return Flag(Scope.LAYER, "is_last", self._index == int(self._group.count) - 1)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        spec = self._model.layer_specs.get(name)
+        specs = self._model.group_specs[self._group.name]
+        spec = specs.get(name)
         if isinstance(spec, Tensor):
-            return self._model.weight(spec, self._index)
+            return self._model.weight(spec, int(self.il), self._group.name, self._index, self._only)
         if isinstance(spec, KVCache):
             return self._cache(spec)
         if isinstance(spec, LayerKey):
@@ -53,7 +56,7 @@ class LayerView:
             return Atom(Scope.LAYER, name, spec.kind is float, value)
         place = trace.here()
         raise GraphError(
-            f"a layer of {self._model.name} declares no {name!r}; it has {', '.join(self._model.layer_specs)}"
+            f"a layer of {self._model.name} declares no {name!r}; it has {', '.join(specs)}"
             + (f"\n{place.excerpt()}" if place else "")
         )
 

@@ -20,6 +20,7 @@ from .layers import LayerView
 
 if TYPE_CHECKING:
     from .bind import BoundModel
+    from .specs import LayerGroup
 
 
 def _snapshot(frame: FrameType) -> dict[str, Value]:
@@ -30,18 +31,18 @@ def _snapshot(frame: FrameType) -> dict[str, Value]:
     return found
 
 
-def over_layers(model: BoundModel) -> Iterator[LayerView]:
-    """Every layer in turn."""
+def over_layers(model: BoundModel, group: LayerGroup) -> Iterator[LayerView]:
+    """Every layer of a group in turn."""
     tracer = trace.current()
-    loop = Loop("il", lift(model.layer_count), lift(0), True, trace.here())
+    loop = Loop("il", lift(group.count), lift(0), True, group.name, trace.here())
     tracer.loops.append(loop)
-    for il in range(model.n_layer):
+    for il in range(int(group.count)):
         loop.snapshots.append(_snapshot(sys._getframe(1)))
         iteration = Iteration(loop, il)
         loop.iterations.append(iteration)
         tracer.iterations.append(iteration)
         try:
-            yield LayerView(model, il)
+            yield LayerView(model, group, il)
         finally:
             tracer.iterations.remove(iteration)
     loop.snapshots.append(_snapshot(sys._getframe(1)))
@@ -56,7 +57,7 @@ def counted(start: SymLike, stop: SymLike, name: str = "i") -> Iterator[Atom]:
     first, last = lift(start), lift(stop)
     if int(last) - int(first) > 4096:
         raise GraphError(f"a loop of {int(last) - int(first)} iterations cannot be traced (limit 4096)")
-    loop = Loop(name, last, first, False, trace.here())
+    loop = Loop(name, last, first, False, "", trace.here())
     tracer.loops.append(loop)
     for i in range(int(first), int(last)):
         loop.snapshots.append(_snapshot(sys._getframe(1)))

@@ -49,7 +49,7 @@ def hadamard(x: Value, matrix: Value) -> Value:
     """Every consecutive chunk of dimension 0 times an orthonormal Hadamard matrix [n, n] (dflash-family.md KA-3)."""
     n = matrix.ne[0]
     chunks = ops.reshape(x, n, x.ne[0] // n * x.ne[1], x.ne[2])
-    return ops.reshape(ops.mul_mat(matrix, chunks), *x.shape)
+    return ops.reshape(ops.mul_mat(matrix, chunks, hadamard=True), *x.shape)
 
 
 def rotate_k(x: Value, kv: KVView) -> Value:

@@ -253,6 +253,42 @@ def kv_cache(k: Sym, v: Sym, **kw: Any) -> Any:
     return KVCache(k, v, **kw)
 
 
+@dataclass(eq=False)
+class LayerGroup:
+    """A run of alike layers: ``layer`` declares what one of them has, ``count`` how many there are, ``first`` the number of the first
+    in GGUF names ({il}; {i} counts from 0 inside the group). Every architecture has the group ``layers``; heads may have
+    layers of their own behind the backbone's."""
+
+    layer: type
+    count: Sym
+    first: SymLike = 0
+    name: str = ""
+    position: source.Position | None = field(default_factory=lambda: source.here())
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self if instance is None else instance.group(self)  # type: ignore[attr-defined]
+
+
+def layer_group(layer: type, count: Sym, first: SymLike = 0) -> Any:
+    """Iterating over it is a loop over its layers; ``.only`` is the layer of a group of one."""
+    return LayerGroup(layer, count, first)
+
+
+def groups(cls: Any) -> list[LayerGroup]:
+    """All groups of layers of an architecture, its main one first."""
+    return [main_group(cls), *declared(cls, LayerGroup)]
+
+
+def main_group(cls: Any) -> LayerGroup:
+    """The group ``layers`` of an architecture: ``n_layer`` times its ``layer`` class."""
+    group = LayerGroup(cls.layer, cls.hparams.n_layer)
+    group.name = "layers"
+    return group
+
+
 def declared(cls: type, kind: type[Any]) -> Iterator[Any]:
     """Declarations of a kind in a class and its bases, in the order written, bases first; later ones replace."""
     found: dict[str, Any] = {}

@@ -31,14 +31,14 @@ def reference(value: Value) -> str:
     assert value.ref is not None
     if value.kind is Kind.FEED:
         return f"feed:{value.ref.field}"
-    owner = "layer" if value.ref.il is not None else "model"
+    owner = "model" if value.ref.il is None else value.ref.group if value.ref.only else "layer"
     return f"{owner}.{value.ref.field}"
 
 
 def body_text(body: Body) -> str:
     """Canonical text: two bodies with the same text become one C++ function."""
     names: dict[int, str] = {id(p): f"p{i}" for i, p in enumerate(body.params)}
-    lines = [f"params {len(body.params)} layer {body.uses_layer}"]
+    lines = [f"params {len(body.params)} layer {body.group if body.uses_layer else None}"]
     for number, node in enumerate(body.nodes):
         lines.append(node_text(node, names, number))
     lines.append("results " + ", ".join(name(r, names) for r in body.results) + " as " + ", ".join(body.result_names))

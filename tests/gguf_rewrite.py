@@ -8,8 +8,9 @@ from typing import Any
 
 import gguf
 import numpy as np
-from draftsmith.gguf_file import GGUFFile, StringArray
 from numpy.typing import NDArray
+
+from draftsmith.gguf_file import GGUFFile, StringArray
 
 _TYPES = {
     "u8": gguf.GGUFValueType.UINT8,

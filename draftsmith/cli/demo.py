@@ -37,11 +37,12 @@ def demo(ctx: click.Context, n_predict: int, threads: int) -> None:
         texts, speeds, statistics = _both(session, n_predict)
         click.echo(f"{click.style(PROMPT, bold=True)}{texts[0]}\n")
         click.echo(pairs(statistics) + "\n")
+        contexts = {"target": session.target, "drafter": session.draft}
         click.echo(pairs([
             ("with drafter", f"{speeds[0]:.1f} tokens/s"),
             ("without", f"{speeds[1]:.1f} tokens/s"),
             ("same text", "yes" if texts[0] == texts[1] else "NO"),
-            *((f"{name}'s C++", str(source_path(c))) for name, c in (("target", session.target), ("drafter", session.draft)) if c),
+            *((f"{name}'s C++", str(source_path(context))) for name, context in contexts.items() if context),
         ]))  # fmt: skip
     if texts[0] != texts[1]:
         complain("the texts with and without the drafter differ: a fault in Draftsmith, please report it")
@@ -49,12 +50,11 @@ def demo(ctx: click.Context, n_predict: int, threads: int) -> None:
 
 
 def _open(threads: int) -> Session:
-    from draftsmith.codegen.native import set_log_level
     from draftsmith.session import Session, default_pair
 
-    from .loading import loading_display
+    from .loading import loading_display, show_log_if_asked
 
-    set_log_level(3 if click.get_current_context().ensure_object(dict).get("verbose") else 1)
+    show_log_if_asked()
     with loading_display(True) as progress:
         return Session(*default_pair(), threads=threads, n_ctx=1024, progress=progress)
 

@@ -25,8 +25,10 @@ def _option(*names: str, group: str, **kwargs: Any) -> Any:
 @_option("--ignore-eos", is_flag=True, group=PROMPT, help="Go on behind the tokens that end a text.")
 @_option("-s", "--seed", type=int, metavar="N", group=PROMPT,
          help="For sampling, which does not exist yet: greedy decoding takes no random number.")
-@_option("--stats/--no-stats", default=None, group=OUTPUT, show_default="stats", help="Print statistics behind the text.")
-@_option("--json", "as_json", is_flag=True, group=OUTPUT, help="Print one JSON object with text, tokens and statistics.")
+@_option("--stats/--no-stats", default=None, group=OUTPUT, show_default="stats",
+         help="Print statistics behind the text.")
+@_option("--json", "as_json", is_flag=True, group=OUTPUT,
+         help="Print one JSON object with text, tokens and statistics.")
 @_option("-q", "--quiet", is_flag=True, group=OUTPUT, help="Print nothing but the text and errors.")
 @session_options
 @verbose_option

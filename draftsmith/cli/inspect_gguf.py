@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def inspect(ctx: click.Context, file: str, arch: tuple[str, ...], as_json: bool) -> None:
     """Show what is in a GGUF file and what does not fit.
 
-    Prints metadata, tensors, the architectures that were considered and every problem, not only the first one. Exits with 2
-    if there is a problem. Reads the header only, and needs no ggml.
+    Prints metadata, tensors, the architectures that were considered and every problem, not only the first one.
+    Exits with 2 if there is a problem. Reads the header only, and needs no ggml.
     """
     from draftsmith.inspection import as_dict, inspect_file
 

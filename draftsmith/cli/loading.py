@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,20 +32,22 @@ def load_architectures(paths: tuple[str, ...]) -> None:
 def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
     """Load what was asked for. Says on standard error what was asked for and cannot be had in full."""
     settings.check()
-    from draftsmith.codegen.native import set_log_level
     from draftsmith.session import Session, default_pair
 
     load_architectures(settings.arch)
     own_target, own_draft = default_pair()
+    target = own_target if settings.model is None else settings.model
+    draft = (own_draft if settings.draft is None else settings.draft) if settings.has_drafter else None
+    _validate(target, draft)
     options = settings.cache.chosen()
     if settings.n_ubatch is not None:
         options["n_ubatch"] = settings.n_ubatch
-    set_log_level(3 if click.get_current_context().ensure_object(dict).get("verbose") else 1)
+    show_log_if_asked()
     devices = settings.devices() + _rpc_devices(settings)
     with loading_display(not quiet) as progress:
         session = Session(
-            own_target if settings.model is None else settings.model,
-            (own_draft if settings.draft is None else settings.draft) if settings.has_drafter else None,
+            target,
+            draft,
             threads=settings.threads,
             devices=devices,
             n_max=settings.n_max,
@@ -55,9 +58,31 @@ def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
             n_ctx=settings.n_ctx,
             **options,
         )
-    if not quiet and session.pairing is not None and (settings.n_max or 0) > session.pairing.max_draft:
-        failure.note(f"--n-max {settings.n_max}: a block of this drafter gives {session.pairing.max_draft}, so that is used")
+    most = session.pairing.max_draft if session.pairing is not None else 0
+    if not quiet and (settings.n_max or 0) > most:
+        failure.note(f"--n-max {settings.n_max}: a block of this drafter gives {most}, so that is used")
     return session
+
+
+def _validate(target: str | os.PathLike[str], draft: str | os.PathLike[str] | None) -> None:
+    """Find what is wrong with the files before ggml is needed, which may have to be built first."""
+    from draftsmith import registry
+    from draftsmith.dsl.bind import BoundModel, bind
+    from draftsmith.gguf_file import GGUFFile
+
+    bound: BoundModel | None = None
+    for path in (target, draft):
+        if path is not None:
+            file = GGUFFile.open(path)
+            bound = bind(registry.for_file(file), file, target=bound)
+
+
+def show_log_if_asked() -> None:
+    """Turn ggml's own log on for ``--verbose``."""
+    if click.get_current_context().ensure_object(dict).get("verbose"):
+        from draftsmith.codegen.native import set_log_level
+
+        set_log_level(3)
 
 
 def _rpc_devices(settings: SessionSettings) -> tuple[str, ...]:

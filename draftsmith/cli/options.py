@@ -176,7 +176,8 @@ _SESSION_OPTIONS = (
     click.option("--rpc", multiple=True, metavar="HOST:PORT", cls=GroupedOption, group=_RUN,
                  help="Use a ggml RPC server; may be repeated."),
     click.option("-c", "--ctx", "--ctx-size", "n_ctx", type=click.IntRange(min=0), default=0, metavar="N",
-                 cls=GroupedOption, group=_CONTEXT, show_default="what the target was trained for", help="Tokens of context."),
+                 cls=GroupedOption, group=_CONTEXT, show_default="what the target was trained for",
+                 help="Tokens of context."),
     click.option("-ub", "--batch", "--ubatch-size", "n_ubatch", type=click.IntRange(min=1), metavar="N",
                  cls=GroupedOption, group=_CONTEXT, show_default="512", help="Most tokens computed at once."),
 )  # fmt: skip

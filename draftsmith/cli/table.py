@@ -35,5 +35,5 @@ def size(n_bytes: int) -> str:
 
 
 def _line(row: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
-    cells = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-    return "  ".join(cells).rstrip()
+    sized = enumerate(zip(row, widths, strict=True))
+    return "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in sized).rstrip()

@@ -62,7 +62,7 @@ __all__ = [
     "dsv4_hc_pre_gated", "exp", "expm1", "fill", "first_rows", "flash_attn_ext", "floor", "full", "geglu",
     "geglu_erf", "geglu_erf_split", "geglu_quick", "geglu_quick_split", "geglu_split", "gelu", "gelu_erf",
     "gelu_quick", "get_rows", "l2_norm", "lightning_indexer", "log", "mean", "mul", "mul_mat", "mul_mat_id", "neg",
-    "norm", "out_prod", "pad", "pad_ext", "put", "permute", "reglu", "reglu_split", "relu", "repeat", "repeat_4d",
+    "norm", "out_prod", "pad", "pad_ext", "permute", "put", "reglu", "reglu_split", "relu", "repeat", "repeat_4d",
     "reshape", "rms_norm", "roll", "rope_ext", "rope_ext_back", "rope_multi", "scale", "scale_bias", "select",
     "set_rows", "sgn", "sigmoid", "silu", "sin", "slice_", "soft_max", "soft_max_ext", "softplus", "sqr", "sqrt",
     "step", "store", "sub", "sum_rows", "swiglu", "swiglu_clamp", "swiglu_oai", "swiglu_split", "tanh", "tap",

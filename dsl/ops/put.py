@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..expr import SymLike
-from ..ir import Value
+from ..ir import Kind, Value
 from ..op import F32, I32, Cost, Op, Result, nbytes, op
 
 
@@ -16,8 +16,9 @@ from ..op import F32, I32, Cost, Op, Result, nbytes, op
 class put(Op):
     """``a`` with the entries from ``start`` of ``axis`` replaced by those of ``b``, in the memory of ``a``.
 
-    A loop that makes one row at a time fills a tensor with it instead of joining ever longer ones. ``a`` must have been made for
-    this (``cont``, ``full``): nothing may read it as it was. f32 or i32, contiguous; ``b`` has a's dims except ``axis``.
+    A loop that makes one row at a time fills a tensor with it instead of joining ever longer ones. ``a`` must have been
+    made for this (``cont``, ``full``): nothing may read it as it was. f32 or i32, contiguous; ``b`` has a's dims except
+    ``axis``.
     """
 
     operands = ("a", "b")
@@ -25,6 +26,8 @@ class put(Op):
     ggml = "ggml_set_inplace"
 
     def infer(self, a: Value, b: Value, axis: int, start: SymLike) -> Result:
+        if a.kind in (Kind.WEIGHT, Kind.FEED, Kind.STATE):
+            self.fail(f"a {a.kind.value} cannot be written", a, b, hint="write to a copy: cont()")
         self.need_dtype(a, F32, I32)
         if a.dtype is not b.dtype:
             self.fail("element types differ", a, b)
@@ -37,6 +40,8 @@ class put(Op):
                 self.need_same(a.ne[i], b.ne[i], f"dim {i} differs", a, b)
         if int(start) < 0 or int(start) + int(b.ne[axis]) > int(a.ne[axis]):
             self.fail(f"entries from {start} on lie outside dim {axis}", a, b)
+        if nbytes(a) >= 1 << 30:  # ggml keeps strides and offset in 32 bits
+            self.fail("a tensor of 1 GiB or more cannot be filled piece by piece", a, b)
         return Result(a.shape, a.dtype)
 
     def numpy(self, a: Any, b: Any, axis: int, start: Any) -> Any:

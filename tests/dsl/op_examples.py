@@ -267,6 +267,15 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((t(1, 9, 5, via=copied), t(1, 4, 5), t(4, 5, dtype=I32, data=choice(9)))),
         Example((t(3, 9, 4, 6, via=copied), t(3, 4, 4, 6), t(4, 2, 3, dtype=I64, data=choice(9)))),
     ],
+    "put": [
+        Example((t(6, 9, via=copied), t(6, 2)), {"axis": 1, "start": 3}),
+        Example((t(6, 4, 3, via=copied), t(2, 4, 3)), {"axis": 0, "start": 1}),
+        Example(
+            (t(6, 4, 3, dtype=I32, data=below(50), via=copied), t(6, 4, dtype=I32, data=below(50))),
+            {"axis": 2, "start": 2},
+        ),
+        Example((t(6, 4, 3, via=copied), t(6, 3, 2, via=heads_last)), {"axis": 1, "start": 0}),
+    ],
     "store": [
         Example((t(6, 9, kind=Kind.STATE), t(6, 4), t(4, dtype=I64, data=choice(9)))),
         Example((t(6, 9, dtype=F16, kind=Kind.STATE), t(6, 4), t(4, dtype=I64, data=choice(9)))),

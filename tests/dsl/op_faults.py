@@ -282,6 +282,15 @@ FAULTS: dict[str, list[Fault]] = {
         Fault("feed cannot be written", (t(6, 9), t(6, 4), t(4, dtype=I64)), shows=(0, 1)),
         Fault("cannot be written", (t(6, 9, dtype=I64, via=copied), t(6, 4), t(4, dtype=I64)), shows=(0, 1)),
     ],
+    "put": [
+        both("feed cannot be written", t(6, 9), t(6, 2), axis=1, start=0),
+        both("dim 0 differs", t(6, 9, via=copied), t(5, 2), axis=1, start=0),
+        both("element types differ", t(6, 9, via=copied), t(6, 2, dtype=I32), axis=1, start=0),
+        both("outside dim 1", t(6, 9, via=copied), t(6, 2), axis=1, start=8),
+        both("not one of", t(6, 9, via=copied), t(6, 9), axis=2, start=0),
+        Fault("found f16", (t(6, 9, dtype=F16, via=copied), t(6, 2, dtype=F16)), {"axis": 1, "start": 0}),
+        Fault("transposed", (t(6, 9, via=copied), t(2, 6, via=turned)), {"axis": 1, "start": 0}, (1,)),
+    ],
     "store": [
         *writes(STATE, t(6, 9, 4, kind=Kind.STATE)),
         Fault("only state", (t(6, 9, via=copied), t(6, 4), t(4, dtype=I64)), shows=(0, 1)),

@@ -342,6 +342,14 @@ def _set_rows(a: Grid, b: Grid, ids: Grid) -> Element:
     return at
 
 
+def _put(a: Grid, b: Grid, axis: int, start: int) -> Element:
+    def at(*i: int) -> float:
+        k = i[axis] - start
+        return b(*(k if d == axis else x for d, x in enumerate(i))) if 0 <= k < b.ne[axis] else a(*i)
+
+    return at
+
+
 def _argmax(a: Grid) -> Element:
     def at(i0: int, *_: int) -> float:
         row = a.row(i0, 0, 0)
@@ -436,6 +444,7 @@ REFERENCE: dict[str, Callable[..., Element]] = {
     "dsv4_hc_post": _hc_post,
     "get_rows": _get_rows,
     "set_rows": _set_rows,
+    "put": _put,
     "store": _set_rows,
     "tap": lambda a, name, il: a,
     "argmax": _argmax,

@@ -16,7 +16,7 @@ from draftsmith.model import Model
 from . import loops
 from .cases import CONFIGURATION, REFERENCE, Array, Case, CaseError, Configuration, as_tokens, configuration
 from .compare import Limit, Tolerances, coarsest, compare, difference
-from .engine import decode, layer_taps, opened
+from .engine import decode, joined, opened
 from .report import Report
 
 EXACT = 5e-5
@@ -119,7 +119,7 @@ class DeepSeek:
                 if cfg.is_reference:
                     self.all_rows(name, results)
                     if "layer_inp_rows_f32" in self.manifest["outputs"]:
-                        inputs = np.concatenate([results[f"{n}.{il}"] for n, il in layer_taps(layers)], axis=1)
+                        inputs = joined(results, layers)
                         self.logits("f32 layer inputs", "layer_inp_rows_f32", inputs[self.rows])
         for name, m in self.case.outputs(rf"logits_s(?P<seq>\d+)(?:_last(?P<last>\d+))?_{CONFIGURATION}"):
             tokens = self.case.tokens(f"prompt_s{m['seq']}")

@@ -10,30 +10,32 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.codegen.native import NodeInfo
-from draftsmith.dsl.contract import Contract
 from draftsmith.model import Model
 
 from .cases import REFERENCE, Array, Case, npz
-from .engine import opened
+from .engine import contract_of, opened
 from .report import Report
 
 CLOSE = 1e-3
 """Relative to the largest value of the tensor."""
 
 
-def draft(case: Case, report: Report, model: Model, contract: Contract) -> None:
+def draft(case: Case, report: Report, model: Model) -> None:
     """Sequence 0 alone, as the trace was recorded: injection, then the first block."""
     trace = case.data["trace"]
     recorded = npz(case.path(str(trace["file"])))
     kept = [int(t) for t in trace["inject_tokens_kept"]]
     s = case.data["sequences"][0]
+    contract = contract_of(model)
+    with model.bound().binding({}):
+        causal = bool(contract.causal(model.cls.hparams))
     features, block = case.array(s["features"]), s["draft1"]["block_tokens"]
     with report.section("diagnosis"), opened(model, REFERENCE, len(features) + len(block)) as context:
         context.run(contract.inject, Batch.of_features(features, int(s["inject_pos"][0])), causal=False, trace=True)
         inner = {n: a for n, a in recorded.items() if n.startswith("inject.")}
         if first_missing(report, inner, context.native.nodes(), len(features), kept):
             return
-        context.run(contract.draft, Batch.of_tokens(block, int(s["draft1"]["pos0"])), causal=False, trace=True)
+        context.run(contract.draft, Batch.of_tokens(block, int(s["draft1"]["pos0"])), causal=causal, trace=True)
         inner = {n: a for n, a in recorded.items() if n.startswith("draft1.")}
         first_missing(report, inner, context.native.nodes(), len(block), range(len(block)))
 

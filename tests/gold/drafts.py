@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.context import Context
+from draftsmith.dsl.errors import RequestError
 from draftsmith.model import Model
 from draftsmith.pairing import pair
 
 from . import diagnose, lattice, loops
-from .cases import CONFIGURATION, REFERENCE, Array, Case, Configuration, Record, as_tokens, configuration, read_json
+from .cases import CONFIGURATION, REFERENCE, Array, Case, CaseError, Configuration, Record, as_tokens, configuration, read_json
 from .compare import EXACT, ROUNDED, Limit, Tolerances, choices, coarsest, compare, precision
-from .engine import decode, layer_taps, opened
+from .engine import contract_of, decode, draft_blocks, inject, joined, opened
 from .report import Report
 
 CHUNKS = "inject_in_3_chunks"
@@ -54,14 +55,11 @@ class Drafts:
         draft = case.path(str(self.manifest["draft"]))
         self.target = Model.load(target)
         self.draft = Model.load(draft, target=self.target)
-        contract = self.draft.cls.contract
-        if contract is None:
-            raise ValueError(f"{self.draft.cls.variant} declares no contract")
-        self.contract = contract
+        self.contract = contract_of(self.draft)
         gelu = "gelu" in str(self.manifest["keys"].get("dflash.hidden_activation", ""))
         with opened(self.draft, REFERENCE, 256) as context:
             self.tolerances = Tolerances(case, precision(context), gelu)
-            self.has = set(context.graphs[contract.draft].outputs)
+            self.has = set(context.graphs[self.contract.draft].outputs)
 
     # -- the modes that were recorded ------------------------------------------------------------------------
     def replay(self) -> None:
@@ -125,69 +123,72 @@ class Drafts:
 
     def inject_prompts(self, context: Context, play: Play) -> None:
         for s in play.sequences:
-            first, last = (int(p) for p in s["inject_pos"])
-            features = self.case.array(s["features"])
+            features, (first, last) = self.case.array(s["features"]), as_tokens(s["inject_pos"])
             if len(features) != last - first + 1:
-                raise ValueError(f"{len(features)} feature rows for positions {first} to {last}")
-            batch = Batch.of_features(features, first, int(s["seq_id"]))
-            for _, part in batch.parts(-(-len(batch) // play.chunks)):
-                self.inject(context, play, part, "draft1", s)
+                raise CaseError(f"{len(features)} feature rows for positions {first} to {last}")
+            if len(features):
+                batch = Batch.of_features(features, first, int(s["seq_id"]))
+                for _, part in batch.parts(-(-len(batch) // play.chunks)):
+                    self.inject(context, play, part, "draft1", s)
 
     def inject(self, context: Context, play: Play, rows: Batch, draft: str, sequence: Record) -> None:
         """Write the cache; where the encoder's row before the block was recorded, compare it."""
         name = f"{play.mode}_{draft}_context_{play.cfg.name}"
-        recorded = name in self.manifest["outputs"]
-        for _, part in rows.parts(context.options.n_ubatch):
-            results = context.run(self.contract.inject, part, ("fused",) if recorded else (), causal=False)
-            position = int(sequence[draft]["pos0"]) - 1
-            if recorded and position in part.pos:
-                i = list(play.sequences).index(sequence)
-                limit = self.tolerances.limit(play.cfg, f"{draft}_context")
-                row = results["fused"][list(part.pos).index(position)]
-                self.compare(play, f"{play.label} {draft} context of sequence {i}", name, row, self.case.output(name)[i], limit)
+        before = np.flatnonzero(rows.pos == int(sequence[draft]["pos0"]) - 1)
+        if name not in self.manifest["outputs"] or not len(before):
+            inject(context, rows)
+            return
+        row = inject(context, rows, ("fused",))["fused"][before[0]]
+        i = list(play.sequences).index(sequence)
+        limit = self.tolerances.limit(play.cfg, f"{draft}_context")
+        self.compare(play, f"{play.label} {draft} context of sequence {i}", name, row, self.case.output(name)[i], limit)
 
     # -- one block -----------------------------------------------------------------------------------------------
     def block(self, context: Context, play: Play, draft: str, tokens: Sequence[Sequence[int]], mode: str = "") -> None:
         """Draft all sequences in one batch, compare every recorded output, take the block back out of the cache."""
         mode = mode or play.mode
-        recorded = {m["what"]: n for n, m in self.case.outputs(rf"{mode}_{draft}_(?P<what>[a-z]+)_{play.cfg.name}") if m["what"] != "context"}
-        label = f"{play.cfg.name} {mode} {draft}" + play.suffix
-        base = "logits"
+        label = f"{play.cfg.name} {mode} {draft}{play.suffix}"
+        recorded = {m["what"]: n for n, m in self.case.outputs(rf"{mode}_{draft}_(?P<what>[a-z]+)_{play.cfg.name}")}
         n_rows = len(tokens[0])
-        if n_rows > self.block_size and "base_logits" in self.has:
-            base = "base_logits"  # the reference leaves the Markov head out of a block longer than trained
-        names = {"logits": base, "conf": "conf", "lattice": "lattice"}
-        wanted = dict.fromkeys([base, "argmax", *(names.get(w, w) for w in recorded), *self.contract.outputs(0.0)])
-        missing = [n for n in (names.get(w, w) for w in recorded) if n not in self.has]
-        if missing:
-            raise ValueError(f"the graph {self.contract.draft!r} has no output {missing[0]!r}, only {', '.join(sorted(self.has))}")
+        # the reference leaves the Markov head out of a block longer than trained
+        logits_name = "base_logits" if n_rows > self.block_size and "base_logits" in self.has else "logits"
         blocks = [
             Batch.of_tokens(t, int(s[draft]["pos0"]), int(s["seq_id"])) for t, s in zip(tokens, play.sequences, strict=True)
         ]
-        results = context.run(self.contract.draft, Batch.join(blocks), [n for n in wanted if n in self.has], causal=False)
+        wanted = [logits_name, *self.contract.outputs(0.0), "argmax", "confidence", "candidates", "scores"]
+        outputs = draft_blocks(context, blocks, wanted)
         for s in play.sequences:
             context.remove(int(s["seq_id"]), int(s[draft]["pos0"]))
-        outputs = {n: a.reshape(len(blocks), n_rows, *a.shape[1:]) for n, a in results.items()}
 
-        logits = self.case.output(recorded["logits"])
+        logits, found = self.case.output(recorded["logits"]), outputs[logits_name]
         limit = self.tolerances.limit(play.cfg, f"{draft}_logits")
-        picks = outputs["argmax"] if "argmax" in outputs and base == "logits" else outputs[base].argmax(axis=-1)
+        chained = logits_name == "logits" and "argmax" in outputs
+        picks = outputs["argmax"] if chained else found.argmax(axis=-1)
         live, note = self.comparable(picks, logits, n_rows)
-        self.compare(play, f"{label} logits", recorded["logits"], outputs[base], logits, limit, live, note)
+        self.compare(play, f"{label} logits", recorded["logits"], found, logits, limit, live, note)
+        if chained:
+            live[:, : self.first_row] = False  # these rows draft nothing
         choices(self.report, f"{label} arg max", picks, logits, limit, live)
         if "conf" in recorded:
+            self.needs(outputs, "confidence")
             live[:, : self.first_row] = False  # the anchor's row is filler
-            found = outputs["conf"].reshape(len(blocks), n_rows)
-            limit_conf = self.tolerances.limit(play.cfg, f"{draft}_conf")
-            self.compare(play, f"{label} conf", recorded["conf"], found, self.case.output(recorded["conf"]), limit_conf, live, note)
+            conf, limit_conf = self.case.output(recorded["conf"]), self.tolerances.limit(play.cfg, f"{draft}_conf")
+            self.compare(play, f"{label} conf", recorded["conf"], outputs["confidence"], conf, limit_conf, live, note)
         if "lattice" in recorded:
             self.replayed.add(recorded["lattice"])
+            self.needs(outputs, "candidates", "scores")
+            packed, limit_scores = self.case.output(recorded["lattice"]), self.tolerances.limit(play.cfg, f"{draft}_lattice")
             lattice.compare(
-                self.report, f"{label} lattice", outputs["lattice"], self.case.output(recorded["lattice"]), logits, max(1, self.first_row),
-                self.tolerances.limit(play.cfg, f"{draft}_lattice"), limit,
+                self.report, f"{label} lattice", outputs["candidates"], outputs["scores"], packed, logits, max(1, self.first_row),
+                limit_scores, limit,
             )
         if play.cfg.is_reference and mode == play.mode:
             self.walk(label, play, draft, outputs)
+
+    def needs(self, outputs: dict[str, Array], *names: str) -> None:
+        for name in names:
+            if name not in outputs:
+                raise RequestError(f"the graph {self.contract.draft!r} has no output {name!r}, only {', '.join(sorted(self.has))}")
 
     def comparable(self, picks: Array, logits: Array, n_rows: int) -> tuple[Array, str]:
         """Rows that count: in a Markov chain those up to the first other pick of their sequence."""
@@ -221,7 +222,7 @@ class Drafts:
             return
         self.diagnosed = True
         if "trace" in self.manifest:
-            diagnose.draft(self.case, self.report, self.draft, self.contract)
+            diagnose.draft(self.case, self.report, self.draft)
 
     # -- what needs the target, and what does not ---------------------------------------------------------------------
     def standalone(self) -> None:
@@ -235,9 +236,9 @@ class Drafts:
             play = Play(REFERENCE, "single", [s], suffix=" (no target)")
             self.inject_prompts(context, play)
             block = Batch.of_tokens(s["draft1"]["block_tokens"], int(s["draft1"]["pos0"]))
-            found = context.run(self.contract.draft, block, ("logits",), causal=False)["logits"]
+            found = draft_blocks(context, [block], ("logits",))["logits"]
             limit = self.tolerances.limit(REFERENCE, "draft1_logits")
-            compare(self.report, "f32 single draft1 (no target) logits", found[None], self.case.output(name), limit)
+            compare(self.report, "f32 single draft1 (no target) logits", found, self.case.output(name), limit)
 
     def features_limit(self) -> Limit:
         """A draft's manifest measures no target, so the fixed figures by type of its weights."""
@@ -260,9 +261,12 @@ class Drafts:
         tap_last = self.target.bound().n_layer in layers
         limit = self.features_limit()
         with opened(self.target, REFERENCE, n_tokens, n_seqs, n_tokens, tap_last) as context:
-            prompts = Batch.join([Batch.of_tokens(s["prompt"][:-1], 0, int(s["seq_id"])) for s in self.sequences])
-            results = decode(context, prompts, (), layers)
-            self.features("prompt features", prompts, results, layers, [self.case.array(s["features"]) for s in self.sequences], limit)
+            begun = [Batch.of_tokens(s["prompt"][:-1], 0, int(s["seq_id"])) for s in self.sequences if len(s["prompt"]) > 1]
+            if begun:
+                prompts = Batch.join(begun)
+                results = decode(context, prompts, (), layers)
+                recorded = [self.case.array(s["features"]) for s in self.sequences]
+                self.features("prompt features", prompts, results, layers, recorded, limit)
             blocks = Batch.join(
                 [Batch.of_tokens(s["verify"]["tokens"], int(s["verify"]["pos0"]), int(s["seq_id"])) for s in self.sequences]
             )
@@ -284,7 +288,7 @@ class Drafts:
     def features(
         self, label: str, batch: Batch, results: dict[str, Array], layers: Sequence[int], recorded: Sequence[Array], limit: Limit
     ) -> None:
-        found = np.concatenate([results[f"{n}.{il}"] for n, il in layer_taps(layers)], axis=1)
+        found = joined(results, layers)
         for i, (s, expected) in enumerate(zip(self.sequences, recorded, strict=True)):
             compare(self.report, f"{label} of sequence {i}", found[batch.seq == int(s["seq_id"])], expected, limit)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.context import Context, ContextOptions
+from draftsmith.dsl.contract import Contract
+from draftsmith.dsl.errors import ContractError
 from draftsmith.model import Model
 
 from .cases import Array, Configuration
@@ -43,3 +45,33 @@ def decode(context: Context, batch: Batch, outputs: Sequence[str] = ("logits",),
         context.run("decode", part, outputs, taps=layer_taps(layers)) for _, part in batch.parts(context.options.n_ubatch)
     ]
     return {name: np.concatenate([r[name] for r in results]) for name in results[0]}
+
+
+def joined(results: Mapping[str, Array], layers: Sequence[int]) -> Array:
+    """Tapped layer inputs side by side; a layer may be listed twice."""
+    return np.concatenate([results[f"layer_input.{il}"] for il in layers], axis=1)
+
+
+def contract_of(model: Model) -> Contract:
+    contract = model.cls.contract
+    if contract is None:
+        raise ContractError(f"{model.cls.variant} is no drafter: it declares no contract")
+    return contract
+
+
+def draft_blocks(context: Context, blocks: Sequence[Batch], outputs: Iterable[str]) -> dict[str, Array]:
+    """Blocks of one length through a drafter; outputs by [block, row]. ``outputs`` that the graph lacks are left out."""
+    contract = contract_of(context.model)
+    with context.bound.binding({}):
+        causal = bool(contract.causal(context.model.cls.hparams))
+    known = context.graphs[contract.draft].outputs
+    wanted = [name for name in dict.fromkeys(outputs) if name in known]
+    results = context.run_blocks(contract.draft, Batch.join(blocks), wanted, causal=causal)
+    return {name: a.reshape(len(blocks), -1, *a.shape[1:]) for name, a in results.items()}
+
+
+def inject(context: Context, rows: Batch, outputs: Sequence[str] = ()) -> dict[str, Array]:
+    """Feature rows into a drafter's cache; nothing to do for none."""
+    contract = contract_of(context.model)
+    results = [context.run(contract.inject, part, outputs, causal=False) for _, part in rows.parts(context.options.n_ubatch)]
+    return {name: np.concatenate([r[name] for r in results]) for name in outputs}

@@ -13,9 +13,9 @@ from draftsmith.batch import Batch
 from draftsmith.context import Context
 from draftsmith.model import Model
 
-from .cases import REFERENCE, Array, Case, CaseError, Record, as_tokens, configuration
+from .cases import REFERENCE, Array, Case, Record, as_tokens, configuration
 from .compare import Limit, choices, compare, difference
-from .engine import decode, layer_taps, opened
+from .engine import contract_of, decode, draft_blocks, inject, layer_taps, opened
 from .report import Report
 
 SINGLE = Limit(np.inf, 1e-9)
@@ -139,8 +139,7 @@ def replay_draft(case: Case, report: Report) -> None:
             case.output(name)
     target = Model.load(case.path(str(manifest["target"])))
     draft = Model.load(case.path(str(manifest["draft"])), target=target)
-    if draft.cls.contract is None:
-        raise CaseError("the drafter declares no contract")
+    contract_of(draft)
     for number, block in enumerate([*manifest["blocks"], *([manifest["round2"]] if "round2" in manifest else [])]):
         second = "committed" in block
         label = f"block {number} behind prompt {block['prompt']}" + (" (second round)" if second else "")
@@ -149,35 +148,28 @@ def replay_draft(case: Case, report: Report) -> None:
 
 
 def draft_block(case: Case, report: Report, model: Model, label: str, block: Record, second: bool) -> None:
-    outputs = case.data["outputs"]
     n, tokens, pos = int(block["prompt"]), as_tokens(block["block_tokens"]), int(block["pos0"])
     full = case.data["dims"]["block"] if "block" in case.data["dims"] else len(tokens)
     suffix = "round2" if second else f"{n}" if len(tokens) == int(full) else f"{n}_short"
-    contract = model.cls.contract
-    assert contract is not None
     with opened(model, REFERENCE, pos + len(tokens)) as context:
         features = case.output(f"features_{n}")
-        context.run(contract.inject, Batch.of_features(features, 0), causal=False)
+        inject(context, Batch.of_features(features))
         if second:
-            context.run(contract.inject, Batch.of_features(case.output("features_round2"), len(features)), causal=False)
-        known = context.graphs[contract.draft].outputs
-        names = {"logits": "logits", "conf": "conf", "base_logits": "base_logits", "u": "u"}
-        wanted = dict.fromkeys(["logits", "argmax", *contract.outputs(0.0), *names.values()])
-        results = context.run(contract.draft, Batch.of_tokens(tokens, pos), [w for w in wanted if w in known], causal=False)
-    for what in names:
+            inject(context, Batch.of_features(case.output("features_round2"), len(features)))
+        names = {"logits": "logits", "conf": "confidence", "base_logits": "base_logits", "u": "u"}
+        outputs = draft_blocks(context, [Batch.of_tokens(tokens, pos)], (*names.values(), "argmax"))
+    for what, name in names.items():
         recorded = f"{what}_{suffix}"
-        if recorded not in outputs:
+        if recorded not in case.data["outputs"]:
             continue
-        if what not in results:
-            if what in ("logits", "conf"):
-                report.error(f"{label} {what}", f"the graph {contract.draft!r} has no such output")
-            else:
-                report.note(f"{label} {what}: not an output of the graph, not compared")
-            continue
-        expected = case.output(recorded)
-        compare(report, f"{label} {what}", results[what].reshape(expected.shape), expected, SINGLE)
-    chosen = results["argmax"] if "argmax" in results else results["logits"].argmax(axis=-1)
-    report.equal(f"{label} tokens", as_tokens(chosen), as_tokens(block["tokens"]))
+        if name in outputs:
+            compare(report, f"{label} {what}", outputs[name][0], case.output(recorded), SINGLE)
+        elif what == "u":
+            report.note(f"{label} {what}: an inner value that the graph does not return, not compared")
+        else:
+            report.error(f"{label} {what}", f"the graph has no output {name!r}")
+    chosen = outputs["argmax"] if "argmax" in outputs else outputs["logits"].argmax(axis=-1)
+    report.equal(f"{label} tokens", as_tokens(chosen[0]), as_tokens(block["tokens"]))
 
 
 def replay_units(case: Case, report: Report) -> None:

@@ -17,7 +17,6 @@ from draftsmith.speculative import Sequence_, Speculator
 
 from .cases import Array, Record, as_tokens
 from .compare import Limit
-from .lattice import width
 from .report import Report
 
 
@@ -169,7 +168,7 @@ def _watched(pairing: Pairing, draft: Context) -> tuple[Pairing, list[dict[str, 
         return contract.propose(outputs, *args, **kwargs)
 
     known = draft.graphs[contract.draft].outputs
-    extra = [n for n in ("logits", "conf", "lattice", "top_logits") if n in known]
+    extra = [n for n in ("logits", "confidence", "candidates", "scores", "top_logits") if n in known]
 
     def outputs(p_min: float) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*contract.outputs(p_min), *extra]))
@@ -196,7 +195,7 @@ def _judge(
         if not gap <= 2 * ties.logits.max_abs:
             return Judgement(gap, f"{a} is {gap:.2e} above {b}")
         verdict.tie = max(verdict.tie, gap)
-        if "lattice" in block or "conf" in block or len(own) != len(recorded):
+        if "argmax" not in block or "base_logits" in block or len(own) != len(recorded):
             return verdict  # what follows in a chain depends on this choice
     if len(own) == len(recorded):
         return verdict
@@ -210,34 +209,21 @@ def _judge(
 def _gap(block: dict[str, Array], row: int, a: int, b: int, before: Sequence[int], first_row: int) -> float:
     """How far ``a`` lies above ``b`` in what decided this row."""
     logits = block["logits"][row]
-    if "lattice" not in block:
+    if "candidates" not in block:
         return float(logits[a] - logits[b])
-    line = block["lattice"][row]
-    k = width(line.size) if _is_packed(line.size) else 0
-    if not k:
-        return np.inf
-    ids = line[:k].astype(int).tolist()
+    ids = block["candidates"][row].tolist()
     if b not in ids:  # another candidate set: a tie of logits at the cut
         return float(min(abs(logits[i] - logits[b]) for i in ids))
-    previous = 0
-    if row > max(1, first_row):
-        previous = block["lattice"][row - 1][:k].astype(int).tolist().index(before[-1])
-    scores = line[k + previous * k : k + (previous + 1) * k]
+    previous = block["candidates"][row - 1].tolist().index(before[-1]) if row > first_row else 0
+    scores = block["scores"][row][previous]
     return float(scores[ids.index(a)] - scores[ids.index(b)])
-
-
-def _is_packed(columns: int) -> bool:
-    try:
-        return width(columns) > 0
-    except ValueError:
-        return False
 
 
 def _certainty(block: dict[str, Array], row: int) -> float | None:
     """What p_min is compared with, where that is known without the drafter: confidence, or the best of ten logits."""
-    if "conf" in block:
-        return float(block["conf"].reshape(-1)[row])
-    if "lattice" not in block and "top_logits" in block:
+    if "confidence" in block:
+        return float(block["confidence"][row])
+    if "candidates" not in block and "top_logits" in block:
         z = np.asarray(block["top_logits"][row], np.float64)
         return float(1.0 / np.exp(z - z.max()).sum())
     return None

@@ -11,7 +11,7 @@ from draftsmith.model import Model
 
 from .cases import CONFIGURATION, REFERENCE, Array, Case, as_tokens, configuration
 from .compare import Tolerances, choices, coarsest, compare
-from .engine import decode, layer_taps, opened
+from .engine import decode, joined, opened
 from .report import Report
 
 
@@ -37,7 +37,7 @@ def replay(case: Case, report: Report) -> None:
             compare(report, f"{label} logits of prompt {seq}", results["logits"], logits, limit)
             choices(report, f"{label} arg max of prompt {seq}", results["argmax"], logits, limit)
         if ("layer_inp", seq, cfg_name) in recorded:
-            found = np.concatenate([results[f"{n}.{il}"] for n, il in layer_taps(layers)], axis=1)
+            found = joined(results, layers)
             compare(report, f"{label} layer inputs of prompt {seq}", found, case.output(recorded["layer_inp", seq, cfg_name]), tolerances.limit(cfg, "layer_inp"))
 
     def each(context: Context, seqs: Sequence[int], cfg_name: str) -> None:
