@@ -1,4 +1,4 @@
-"""The llama.cpp to compare with: from the same pinned archive as our ggml, with the same settings and compilers."""
+"""The llama.cpp to compare with: from the archive that our ggml is from, with its settings and compilers."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python benchmarks/make_models.py OUT_DIR [--type q8_0|q4_0|f16]
 
-``target.gguf`` has the shape of Qwen3-0.6B (with a head of its own), ``draft.gguf`` that of a DFlash drafter of five
-layers for it; both have 151,936 tokens. Speed and memory are those of real models; text and acceptance are not.
+``target.gguf`` has the shape of Qwen3-0.6B (with a head of its own), ``draft.gguf`` that of a DFlash drafter
+of five layers for it; both have 151,936 tokens. Speed and memory are those of real models; text and acceptance
+are not.
 """
 
 from __future__ import annotations
@@ -69,10 +70,13 @@ class Writer:
         q, kv = N_HEAD * HEAD, N_HEAD_KV * HEAD
         for il in range(self._n_layer):
             b = f"blk.{il}"
-            for name, width in (("attn_norm", N_EMBD), ("ffn_norm", N_EMBD), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
-                self.norm(f"{b}.{name}", width)
+            for name in ("attn_norm", "ffn_norm"):
+                self.norm(f"{b}.{name}", N_EMBD)
+            for name in ("attn_q_norm", "attn_k_norm"):
+                self.norm(f"{b}.{name}", HEAD)
             for name, n_out, n_in in (
-                ("attn_q", q, N_EMBD), ("attn_k", kv, N_EMBD), ("attn_v", kv, N_EMBD), ("attn_output", N_EMBD, q),
+                ("attn_q", q, N_EMBD), ("attn_k", kv, N_EMBD), ("attn_v", kv, N_EMBD),
+                ("attn_output", N_EMBD, q),
                 ("ffn_gate", N_FF, N_EMBD), ("ffn_up", N_FF, N_EMBD), ("ffn_down", N_EMBD, N_FF),
             ):  # fmt: skip
                 self.matrix(f"{b}.{name}", n_out, n_in)
@@ -118,7 +122,9 @@ def write_pair(folder: Path, kind: str) -> tuple[Path, Path]:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--type", choices=TYPES, default="q8_0", help="type of the matrices (default: q8_0)")
     given = parser.parse_args(args)

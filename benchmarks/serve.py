@@ -1,4 +1,4 @@
-"""Draftsmith's side of vs_llama_cpp.py: the same line protocol as peer.cpp, over :class:`draftsmith.bench.Bench`.
+"""Draftsmith's side of vs_llama_cpp.py: the line protocol of peer.cpp over :class:`draftsmith.bench.Bench`.
 
 One command a line on standard input, one answer a line on standard output: nanoseconds, or ``error: ...``.
 """

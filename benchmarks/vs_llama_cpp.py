@@ -3,18 +3,18 @@
     python benchmarks/vs_llama_cpp.py                          # everything; builds llama.cpp first (minutes)
     python benchmarks/vs_llama_cpp.py --types q8_0 --pairs 15 --llama-build BUILD_FOLDER
 
-Both sides are processes that load the models once and then do one step at a time when told: ours, theirs, ours, theirs.
-A ratio is ours / theirs of one such pair, and the median over the pairs is printed: below 1 we are faster. On Linux a pair
-during which other processes used the machine's cores is measured again (--quiet), so that a busy machine delays the result
-instead of spoiling it.
+Both sides are processes that load the models once and then do one step at a time when told: ours, theirs,
+ours, theirs. A ratio is ours / theirs of one such pair; the median over the pairs is printed, and below 1 we are
+faster. On Linux a pair during which other processes used the machine's cores is measured again (--quiet), so
+that a busy machine delays the result instead of spoiling it.
 
-    pp, tg     prefill and decode; llama.cpp's side does what llama-bench does. "(tool)": llama-bench itself against
-               `draftsmith bench`, whole processes in turn, the time that each reports
-    draft      one draft: upload, block through the drafter, choices back, rows removed. llama.cpp's side is its own
-               speculative driver, with sampling in the graph (its default) and on the host
-    verify     the target's pass over the last token and a full draft, with a choice for every row
-    inject     the features of those rows into the drafter's cache
-    memory     peak resident memory of a fresh process behind a little of each
+    pp, tg   prefill and decode; llama.cpp's side does what llama-bench does. "(tool)": llama-bench itself
+             and `draftsmith bench`, whole processes in turn, the times that they report
+    draft    one draft: upload, block through the drafter, choices back, rows removed. llama.cpp's side is its
+             own speculative driver, with sampling in the graph (its default) and on the host
+    verify   the target's pass over the last token and a full draft, with a choice for every row
+    inject   the features of those rows into the drafter's cache
+    memory   peak resident memory of a fresh process behind a little of each
 """
 
 from __future__ import annotations
@@ -176,14 +176,20 @@ def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     rows: list[Row] = []
     ours, theirs = sides(llama, settings, target, draft)
 
-    def run(what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None) -> None:
+    def run(
+        what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None
+    ) -> None:
         other = peer or theirs
         for side in (ours, other):
             side.time(command)  # warm up
         row = interleave(
-            f"{kind} {what}", settings, pairs, lambda: ours.time(command, times), lambda: other.time(command, times),
+            f"{kind} {what}",
+            settings,
+            pairs,
+            lambda: ours.time(command, times),
+            lambda: other.time(command, times),
             lambda: ours.cpu_seconds() + other.cpu_seconds() + time.process_time(),
-        )  # fmt: skip
+        )
         rows.append(row)
         show(row)
 
@@ -227,9 +233,34 @@ def compare_tools(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     if not settings.tools:
         return []
     target, _ = models(kind)
-    common = ["-m", str(target), "-p", "512", "-n", "128", "-r", "1", "-t", str(settings.threads), "-o", "json"]
+    common = [
+        "-m",
+        str(target),
+        "-p",
+        "512",
+        "-n",
+        "128",
+        "-r",
+        "1",
+        "-t",
+        str(settings.threads),
+        "-o",
+        "json",
+    ]
     kv = settings.kv_type
-    our_command = [sys.executable, "-m", "draftsmith", "bench", *common, "-fa", "on" if settings.flash else "off", "--kv-type", kv]
+    flash = "on" if settings.flash else "off"
+    our_command = [
+        sys.executable,
+        "-m",
+        "draftsmith",
+        "bench",
+        *common,
+        "--no-draft",
+        "-fa",
+        flash,
+        "--kv-type",
+        kv,
+    ]
     their_command = [str(llama.bench), *common, "-fa", str(int(settings.flash)), "-ctk", kv, "-ctv", kv]
     rows = [Row(f"{kind} pp512 (tool)"), Row(f"{kind} tg128 (tool)")]
     deadline = time.monotonic() + settings.patience
@@ -253,7 +284,9 @@ def compare_tools(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
 
 
 def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout
 
 
 def models(kind: str) -> tuple[Path, Path]:
@@ -274,7 +307,8 @@ def peer_command(
 
 def _options(settings: Settings, target: Path, draft: Path | None) -> list[str | Path]:
     options: list[str | Path] = ["--model", target, "--threads", str(settings.threads), "--ctx", "1024"]
-    options += ["--clock", settings.clock, "--flash", str(int(settings.flash)), "--kv-type", settings.kv_type, "--block", str(BLOCK)]
+    options += ["--clock", settings.clock, "--flash", str(int(settings.flash)), "--kv-type", settings.kv_type]
+    options += ["--block", str(BLOCK)]
     return options + (["--draft", draft] if draft else [])
 
 
@@ -290,43 +324,61 @@ def line(row: Row) -> str:
     unit = "MiB" if memory else "ms"
     ours, theirs = (statistics.median(side) / scale for side in (row.ours, row.theirs))
     pairs = f"{len(row.ours)}" + (f" ({row.disturbed} disturbed)" if row.disturbed else "")
-    return f"| {row.what} | {ours:.2f} {unit} | {theirs:.2f} {unit} | {row.ratio:.3f} | {low:.3f} to {high:.3f} | {pairs} |"
+    times = f"{ours:.2f} {unit} | {theirs:.2f} {unit}"
+    return f"| {row.what} | {times} | {row.ratio:.3f} | {low:.3f} to {high:.3f} | {pairs} |"
 
 
 def heading(settings: Settings) -> str:
     m = machine()
     return (
         f"{m['cpu']}, {m['cores']} cores, {m['system']}; {settings.threads} threads, flash attention "
-        f"{'on' if settings.flash else 'off'}, cache {settings.kv_type}; {settings.clock} time; both sides from {load_pin().id}; rounds behind "
-        f"{DEPTH} tokens\n\n"
+        f"{'on' if settings.flash else 'off'}, cache {settings.kv_type}; {settings.clock} time; both sides from "
+        f"{load_pin().id}; rounds behind {DEPTH} tokens\n\n"
         "| what | ours | llama.cpp | ours / theirs | middle half | pairs |\n"
         "|------|-----:|----------:|--------------:|-------------|------:|"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", default=",".join(TYPES), help=f"types of the weights (default: {','.join(TYPES)})")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--types", default=",".join(TYPES), help=f"types of the weights (default: {','.join(TYPES)})"
+    )
     parser.add_argument("--pairs", type=int, default=15, help="undisturbed pairs of each step (default: 15)")
     parser.add_argument("--tools", type=int, default=3, help="pairs of whole tools; 0: none (default: 3)")
-    parser.add_argument("--threads", type=int, default=machine()["cores"], help="threads of both sides (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=machine()["cores"], help="of both sides (default: all cores)"
+    )
     parser.add_argument("--flash", choices=("on", "off"), default="on", help="flash attention (default: on)")
     parser.add_argument("--kv-type", default="f16", help="type of the caches (default: f16)")
     parser.add_argument(
         "--quiet", type=float, default=0.1, help="cores that others may use during a pair (default: 0.1)"
     )
     parser.add_argument(
-        "--patience", type=float, default=120, help="seconds to wait for undisturbed pairs of one step (default: 120)"
+        "--patience",
+        type=float,
+        default=120,
+        help="seconds to wait for undisturbed pairs of one step (default: 120)",
     )
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall",
-        help="cpu: processor time of steps, which a busy machine disturbs less; tells something with --threads 1 alone",
+        help="cpu: processor time of steps, which a busy machine disturbs less; for --threads 1",
     )  # fmt: skip
     parser.add_argument("--only", choices=("steps", "memory", "tools"), help="measure only these")
-    parser.add_argument("--llama-build", type=Path, help="a llama.cpp build folder to use instead of building one")
+    parser.add_argument(
+        "--llama-build", type=Path, help="a llama.cpp build folder to use instead of building one"
+    )
     given = parser.parse_args()
     settings = Settings(
-        given.pairs, given.tools, given.threads, given.flash == "on", given.kv_type, given.quiet, given.patience,
+        given.pairs,
+        given.tools,
+        given.threads,
+        given.flash == "on",
+        given.kv_type,
+        given.quiet,
+        given.patience,
         given.clock,
     )
     llama = find(given.llama_build) if given.llama_build else build_pinned()

@@ -87,12 +87,11 @@ class Scope:
 
 
 class BodyWriter:
-    """Writes one body. ``functions`` collects the C functions that the text calls."""
+    """Writes one body."""
 
-    def __init__(self, body: Body, loops: Sequence[Loop], names: Names, functions: set[str], prefix: str) -> None:
+    def __init__(self, body: Body, loops: Sequence[Loop], names: Names, prefix: str) -> None:
         self.body = body
         self.names = names
-        self.functions = functions
         self.scope = Scope()
         self.uses: set[str] = set()  # of: ctx, hp, m, state
         self.pieces = roll(body, loops)
@@ -176,7 +175,6 @@ class BodyWriter:
         gap += self.readers_first(node, nodes[:i])
         attrs = {k: attribute(v, self.names) for k, v in node.attrs.items()}
         op = node.op
-        self.functions.update(self._called(node))
         text = op.cpp(args, attrs, node)
         if not op.has_result:
             return [*gap, Line(f"{text};", comment=comment)]
@@ -219,13 +217,6 @@ class BodyWriter:
                     if id(result) in self.scope.expr:
                         lines.append(Line(f"ggml_build_forward_expand(b.g.gf, {self.scope.expr[id(result)]});"))
         return lines
-
-    def _called(self, node: Apply) -> set[str]:
-        """C functions of the text of one op, for the check against the headers."""
-        return set(re.findall(r"\bggml_\w+(?=\()", " ".join([
-            node.op.cpp(["x"] * len(node.operands), dict.fromkeys(node.attrs, "0"), node),
-            *node.op.cpp_after("x", ["x"] * len(node.operands), dict.fromkeys(node.attrs, "true")),
-        ])))
 
     def call(
         self, node: Call, args: list[str], i: int, last_use: dict[int, int], statement_ends: bool, comment: str

@@ -117,7 +117,7 @@ def _flag(flag: Flag, names: Names) -> str:
         if flag.name == "is_first":
             return "layer.il == 0"
         if flag.name.startswith(PRESENT):
-            return f"layer.{flag.name.removeprefix('has_')} != nullptr"
+            return f"layer.{flag.name.removeprefix(PRESENT)} != nullptr"
         names.layer_values[flag.name] = "bool"
         return f"layer.{flag.name}"
     return f"{PREFIX[flag.scope]}{flag.name}"

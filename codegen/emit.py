@@ -21,6 +21,7 @@ from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Block, Body, Call, Graph, Kind, Value
 from draftsmith.dsl.specs import KVCache, LayerGroup, Tensor, declared, groups
 from draftsmith.ggml import cache_dir
+from draftsmith.ggml.headers import called_functions
 
 from .cpp_body import BodyWriter, Line, uses_state
 from .cpp_expr import Names, condition, integer, negate
@@ -56,7 +57,11 @@ class Source:
 
     name: str
     text: str
-    functions: frozenset[str]  # ggml functions it calls
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """The ggml functions it calls."""
+        return called_functions(self.text)
 
     @property
     def digest(self) -> str:
@@ -68,7 +73,6 @@ class _File:
     """What is collected while functions are written."""
 
     names: Names = field(default_factory=Names)
-    functions: set[str] = field(default_factory=set)
     model_weights: dict[str, Value] = field(default_factory=dict)
     layer_weights: dict[str, dict[str, Value]] = field(default_factory=dict)  # by group
     layer_state: dict[str, Value] = field(default_factory=dict)
@@ -100,7 +104,7 @@ def _emit(model: BoundModel, graphs: Mapping[str, Graph]) -> Source:
     context = _template_context(model, graphs, file, structs, functions, builders)
     text = _environment().get_template("arch.cpp.j2").render(context)
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    return Source(model.cls.variant, text, frozenset(f for f in file.functions if f.startswith("ggml_")))
+    return Source(model.cls.variant, text)
 
 
 @lru_cache(maxsize=1)
@@ -155,7 +159,7 @@ def _collect_value(value: Value, file: _File) -> None:
 def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
     body = block.body
     _collect(body, file)
-    writer = BodyWriter(body, _loops_of(body), file.names, file.functions, f"{block.name}.")
+    writer = BodyWriter(body, _loops_of(body), file.names, f"{block.name}.")
     params = [(p.name or f"p{i}", p) for i, p in enumerate(body.params)]
     lines = writer.write(params)
     results = [writer.ref(r) for r in body.results]
@@ -186,7 +190,7 @@ def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
 
 def _graph_function(model: BoundModel, graph: Graph, file: _File) -> Function:
     _collect(graph.body, file)
-    writer = BodyWriter(graph.body, graph.loops, file.names, file.functions, "")
+    writer = BodyWriter(graph.body, graph.loops, file.names, "")
     prefix: list[Line] = []
     for field_name, feed in graph.feeds.items():
         variable = field_name
@@ -284,7 +288,7 @@ def _guard(model: BoundModel, guard: Guard, file: _File) -> None:
 
 
 def _gguf_name(model: BoundModel, field_name: str) -> str:
-    """The GGUF name behind ``has_<field>``."""
+    """The GGUF name behind a presence flag."""
     for spec in declared(model.cls, Tensor):
         if spec.name == field_name:
             return str(spec.tensor)

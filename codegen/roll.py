@@ -15,6 +15,7 @@ from typing import Any
 from draftsmith.dsl.errors import GraphError
 from draftsmith.dsl.guards import Guard
 from draftsmith.dsl.ir import Body, Iteration, Kind, Loop, Node, Value
+from draftsmith.dsl.source import live_in
 from draftsmith.dsl.text import node_text
 
 
@@ -129,6 +130,10 @@ def _behind(loop: Loop, changing: list[str], read: set[str], after: list[Value])
     return chosen
 
 
+def _live_in(loop: Loop) -> frozenset[str]:
+    return live_in(loop.position.file, loop.position.line) if loop.position is not None else frozenset()
+
+
 def _used_after(body: Body, nodes: list[Node], inside: set[int]) -> list[Value]:
     """Values that nodes behind the loop, or the body's results, use."""
     last = max(i for i, node in enumerate(body.nodes) if id(node) in inside)
@@ -172,6 +177,8 @@ def _name_reads(
             bound = [n for n, v in loop.snapshots[k].items() if v is value]
             common = bound if common is None else [n for n in common if n in bound]
         moving = [n for n in common or [] if n in changing]
+        # two names for one value: the one that the author's loop reads before it assigns it
+        moving.sort(key=lambda n: n.partition(".")[0] not in _live_in(loop))
         first = outer[members[0]][slot]
         constant = all(outer[k][slot] is first for k in members)
         if moving:

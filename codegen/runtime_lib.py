@@ -10,6 +10,7 @@ from typing import Any
 import draftsmith.ggml
 from draftsmith.dsl.errors import BuildError
 from draftsmith.ggml import GgmlInstall
+from draftsmith.ggml.headers import called_functions, check_functions
 
 from .ninja_build import build_library
 
@@ -42,8 +43,13 @@ def build_runtime(install: GgmlInstall) -> Path:
 def build_architecture(
     name: str, sources: Mapping[str, str] | Sequence[Path], install: GgmlInstall | None = None
 ) -> Path:
-    """Return the library of generated sources, for ``NativeModel``."""
+    """Return the library of generated sources, for ``NativeModel``.
+
+    Generated text (not files) that calls a function which this ggml lacks gives a ``BuildError`` before it is compiled.
+    """
     install = install or draftsmith.ggml.ensure()
+    if isinstance(sources, Mapping):
+        check_functions(install, called_functions("\n".join(sources.values())))
     return build_library(
         name,
         sources,

@@ -1,7 +1,5 @@
 """``python -m draftsmith``."""
 
-import sys
-
 from draftsmith.cli import main
 
-sys.exit(main())
+main()

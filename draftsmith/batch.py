@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,12 +13,14 @@ from draftsmith.dsl.errors import RequestError
 
 @dataclass
 class Batch:
-    """``tokens`` or ``features`` (one row a token), never both; ``pos`` and ``seq`` of each row."""
+    """``tokens`` or ``features`` (one row a token), never both; ``pos`` and ``seq`` of each row. ``block_rows``: host inputs with one row
+    for each block of the batch, by name."""
 
     pos: NDArray[np.int32]
     seq: NDArray[np.int32]
     tokens: NDArray[np.int32] | None = None
     features: NDArray[np.float32] | None = None
+    block_rows: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if (self.tokens is None) == (self.features is None):

@@ -15,9 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+
 from draftsmith.dsl.errors import RequestError
 
 from .batch import Batch
@@ -28,8 +30,11 @@ from .speculative import Sequence_, Speculator
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. ``blocks``: rows of a draft, the anchor included; empty: the drafter's own. ``depth``: tokens in the
-    caches before a round."""
+    """What to measure.
+
+    ``blocks``: rows of a draft, the anchor included; empty: the drafter's own. ``depth``: tokens in the caches before
+    a round.
+    """
 
     prefill: tuple[int, ...] = (512,)
     decode: tuple[int, ...] = (128,)
@@ -44,7 +49,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One line of a report. ``n_tokens``: rows that one repetition computes; ``runs``, ``builds`` count graphs over all of them."""
+    """One line of a report.
+
+    ``n_tokens``: rows that one repetition computes. ``runs``, ``builds``: graphs run and built over all of them.
+    """
 
     name: str
     n_tokens: int
@@ -84,7 +92,9 @@ class Measurement:
 class Bench:
     """The measurements over one session. Each method does one repetition and returns seconds."""
 
-    def __init__(self, session: Session, seed: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, session: Session, seed: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.session = session
         self._clock = clock
         self.target = session.target
@@ -130,16 +140,18 @@ class Bench:
     def draft(self, block: int) -> float:
         """A draft of ``block`` rows: upload, block through the drafter, choices back, rows removed again."""
         loop = self._loop(block)
-        sequence = Sequence_(0, self._depth, int(self._tokens(1)[0]))
+        sequence = Sequence_(0, self._depth, self._tokens(1)[0])
         start = self._clock()
         drafts = loop.propose([sequence])
         seconds = self._clock() - start
         if len(drafts[0]) != loop.n_max:
-            raise RequestError(f"a block of {block} rows gave {len(drafts[0])} drafts instead of {loop.n_max}")
+            raise RequestError(
+                f"a block of {block} rows gave {len(drafts[0])} drafts instead of {loop.n_max}"
+            )
         return seconds
 
     def verify(self, block: int) -> float:
-        """The last token and a full draft through the target: choices and tapped features of every row, rows removed again."""
+        """The last token and a full draft through the target: choices and features of every row, rows removed again."""
         return self._verify_and_inject(block)[0]
 
     def inject(self, block: int) -> float:
@@ -166,20 +178,24 @@ class Bench:
             if pairing is None:
                 raise RequestError("there is no drafter to measure (give one with --draft)")
             if not pairing.first_row < block <= self.own_block:
-                raise RequestError(f"a block of {block} rows; this drafter's has {pairing.first_row + 1} to {self.own_block}")
-            self._loops[block] = Speculator(self.target, self.draft_context, pairing, block - pairing.first_row)
+                least = pairing.first_row + 1
+                raise RequestError(f"a block of {block} rows; this drafter's has {least} to {self.own_block}")
+            self._loops[block] = Speculator(
+                self.target, self.draft_context, pairing, block - pairing.first_row
+            )
         return self._loops[block]
 
-    def _tokens(self, n: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        return self._rng.integers(0, self._n_vocab, n, dtype=np.int32)
+    def _tokens(self, n: int) -> list[int]:
+        found: list[int] = self._rng.integers(0, self._n_vocab, n).tolist()
+        return found
 
     # -- whole reports -----------------------------------------------------------------------------------------
     def measurements(self, plan: Plan) -> Iterator[Measurement]:
         """Everything of a plan, one after the other."""
         for n in plan.prefill:
-            yield self._measure(f"pp{n}", n, lambda n=n: self.prefill(n), plan.repetitions)
+            yield self._measure(f"pp{n}", n, partial(self.prefill, n), plan.repetitions)
         for n in plan.decode:
-            yield self._measure(f"tg{n}", n, lambda n=n: self.decode(n), plan.repetitions)
+            yield self._measure(f"tg{n}", n, partial(self.decode, n), plan.repetitions)
         if self.draft_context is None:
             if plan.blocks:
                 raise RequestError("block sizes are for a drafter, and there is none (give one with --draft)")
@@ -188,7 +204,7 @@ class Bench:
             for name, step in (("draft", self.draft), ("verify", self.verify), ("inject", self.inject)):
                 self._loop(block)
                 self.begin(plan.depth)
-                yield self._measure(f"{name}{block}", block, lambda step=step, block=block: step(block), plan.repetitions)
+                yield self._measure(f"{name}{block}", block, partial(step, block), plan.repetitions)
 
     def _measure(self, name: str, n_tokens: int, step: Callable[[], float], repetitions: int) -> Measurement:
         step()  # builds the graphs, brings weights into the caches of the CPU
@@ -226,7 +242,9 @@ class Bench:
         }
 
 
-def report(session: Session, plan: Plan, watch: Callable[[Measurement], None] = lambda m: None) -> dict[str, Any]:
+def report(
+    session: Session, plan: Plan, watch: Callable[[Measurement], None] = lambda m: None
+) -> dict[str, Any]:
     """All measurements of a plan as data; ``watch`` sees each as soon as it is done."""
     from draftsmith import ggml
 
@@ -298,7 +316,8 @@ def markdown(found: dict[str, Any]) -> str:
     rows = [
         (
             r["name"], f"{1e3 * r['median_s']:.2f}", f"{1e3 * r['min_s']:.2f}", f"{1e3 * r['max_s']:.2f}",
-            f"{r['tokens_per_second']:.1f}", f"{r['host_us_per_run']:.0f}", str(r["graph_runs"]), str(r["graph_builds"]),
+            f"{r['tokens_per_second']:.1f}", f"{r['host_us_per_run']:.0f}", str(r["graph_runs"]),
+            str(r["graph_builds"]),
         )
         for r in found["results"]
     ]  # fmt: skip

@@ -8,10 +8,14 @@ sizes that fit one another; an architecture with keys of its own may state their
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from draftsmith.dsl.arch import Architecture
 from draftsmith.dsl.bind import BoundModel, Options, Problem, bind, declared_tensors, examine, read_keys
@@ -19,7 +23,7 @@ from draftsmith.dsl.binding import bound
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import GraphError
 from draftsmith.dsl.expr import Scope
-from draftsmith.dsl.specs import REQUIRED, Key, LayerKey, declared
+from draftsmith.dsl.specs import REQUIRED, Key, LayerKey, TensorDim, declared
 
 _KNOWN: dict[str, Any] = {
     "{arch}.block_count": 4,
@@ -45,6 +49,7 @@ _KNOWN: dict[str, Any] = {
     "tokenizer.ggml.mask_token_id": 1023,
 }
 _INTEGERS = (2, 1, 4, 8, 16, 32, 64, 128, 256, 3, 0)
+_TENSOR_DIM = 32
 _TYPE_NAMES = {int: "u32", float: "f32", bool: "bool", str: "str", list: "arr[i32]"}
 
 
@@ -58,11 +63,15 @@ class CanonicalValue:
 
 @dataclass(frozen=True)
 class CanonicalTensor:
-    """A tensor without data."""
+    """A tensor of zeros."""
 
     name: str
     ne: tuple[int, ...]
     type: GGMLType
+
+    def data(self) -> NDArray[np.uint8]:
+        """The stored bytes, for the few tensors that binding looks into."""
+        return np.zeros(self.type.row_bytes(self.ne[0]) * math.prod(self.ne[1:]), np.uint8)
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ def canonical_file(cls: type[Architecture]) -> CanonicalFile:
     bare = CanonicalFile(path, metadata, {})
     problems: list[Problem] = []
     values = read_keys(cls, bare, problems)
+    for size in declared(cls.hparams, TensorDim):  # sizes that only a tensor tells, and there are no tensors yet
+        values.setdefault((Scope.HPARAM.value, size.name), _TENSOR_DIM)
     if not problems:
         with bound(values):
             n_layer = int(values[Scope.HPARAM.value, "n_layer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -185,7 +186,9 @@ class Context:
             n = 1
             while at + n < len(blocks) and blocks[at + n][1] == length and (n + 1) * length <= self.options.n_ubatch:
                 n += 1
-            results.append(self.run(graph, batch.part(first, first + n * length), outputs, causal=causal))
+            part = batch.part(first, first + n * length)
+            part.block_rows = {name: rows[at : at + n] for name, rows in batch.block_rows.items()}
+            results.append(self.run(graph, part, outputs, causal=causal))
             at += n
         return {name: np.concatenate([r[name] for r in results]) for name in outputs}
 
@@ -196,6 +199,7 @@ class Context:
         if graph not in self.graphs:
             raise RequestError(f"{self.bound.name} has no graph {graph!r}; it has {', '.join(self.graphs)}")
         self._check_batch(batch)
+        self._check_blocks(graph, batch)
         wanted_rows = np.arange(len(batch), dtype=np.int32) if rows is None else np.asarray(rows, np.int32)
         placed: dict[str, NDArray[np.int64]] = {}
         try:
@@ -230,6 +234,8 @@ class Context:
         declared = self.bound.feeds.get(name)
         if declared is not None and declared.compute is not None:
             return declared.compute(batch)
+        if name in batch.block_rows:
+            return _block_rows(name, batch, value)
         if name == "tokens" and batch.tokens is not None:
             return batch.tokens
         if name == "features" and batch.features is not None:
@@ -250,6 +256,17 @@ class Context:
                 return cache.constants[name]
         raise RequestError(f"nothing provides the host input {name!r}: give its Feed a function")
 
+    def _check_blocks(self, graph: str, batch: Batch) -> None:
+        contract = self.model.cls.contract
+        if contract is None or not contract.full_blocks or graph != contract.draft:
+            return
+        size = int(self.bound.hparam(contract.block_size))
+        wrong = [length for _, length in batch.blocks() if length != size]
+        if wrong:
+            raise RequestError(f"{self.bound.name} drafts full blocks of {size} rows, found one of {wrong[0]}")
+        if contract.carry is not None and contract.carry[1] not in batch.block_rows:
+            raise RequestError(f"{self.bound.name} needs a row {contract.carry[1]!r} for each block (Batch.block_rows)")
+
     def _check_batch(self, batch: Batch) -> None:
         options = self.options
         if len(batch) > options.n_ubatch:
@@ -258,15 +275,20 @@ class Context:
             raise RequestError(f"sequence id {int(batch.seq.max())} is not below n_seq_max = {options.n_seq_max}")
         if batch.tokens is not None:
             n_vocab = int(self.bound.hparam("n_vocab"))
-            bad = (batch.tokens < 0) | (batch.tokens >= n_vocab)
-            if bad.any():
+            if batch.tokens.min() < 0 or batch.tokens.max() >= n_vocab:
+                bad = (batch.tokens < 0) | (batch.tokens >= n_vocab)
                 raise RequestError(f"token id {int(batch.tokens[bad][0])} is outside the vocabulary of {n_vocab}")
-        if batch.features is not None and "inject" in self.graphs:
-            with self.bound.binding(self.dims):
-                expected = [f for g in self.graphs.values() for n, f in g.feeds.items() if n == "features"]
-                width = int(expected[0].shape[0]) if expected else 0
-            if batch.features.shape[1] != width:
-                raise RequestError(f"feature rows of width {width} are expected, found {batch.features.shape[1]}")
+        if batch.features is not None and batch.features.shape[1] != self._feature_width:
+            raise RequestError(
+                f"feature rows of width {self._feature_width} are expected, found {batch.features.shape[1]}"
+            )
+
+    @cached_property
+    def _feature_width(self) -> int:
+        """Columns of the feature rows that the graphs take; 0: none takes any."""
+        expected = [f for g in self.graphs.values() for n, f in g.feeds.items() if n == "features"]
+        with self.bound.binding(self.dims):
+            return int(expected[0].shape[0]) if expected else 0
 
     # -- state -----------------------------------------------------------------------------------------------
     def remove(self, seq: int, start: int, end: int | None = None) -> None:
@@ -297,6 +319,14 @@ def hadamard(n: int) -> NDArray[np.float32]:
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
     return np.ascontiguousarray(h / np.sqrt(n), np.float32)
+
+
+def _block_rows(name: str, batch: Batch, value: Value) -> Array:
+    rows = np.ascontiguousarray(batch.block_rows[name], np.float32)
+    n = len(batch.blocks())
+    if rows.ndim != 2 or len(rows) != n:
+        raise RequestError(f"{name}: one row for each of the {n} blocks is needed, found shape {rows.shape}")
+    return rows
 
 
 def _count_blocks(batch: Batch, name: str) -> int:

@@ -28,6 +28,9 @@ def sample_dims(model: BoundModel) -> dict[str, int]:
     from draftsmith.codegen.emit import state_specs
 
     dims = dict(SAMPLE_DIMS)
+    contract = model.cls.contract
+    if contract is not None and contract.full_blocks:
+        dims["n_tokens"] = dims["n_blocks"] * int(model.hparam(contract.block_size))
     for spec in state_specs(model):
         for group in (spec.name, f"{spec.name}_swa"):
             dims |= {f"n_{group}": 256, f"n_cells_{group}": 512}

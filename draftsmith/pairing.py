@@ -36,19 +36,23 @@ class Pairing:
 
     def block_tokens(self, n_draft: int) -> int:
         """Rows of a block that drafts ``n_draft`` tokens (OV-10)."""
-        return n_draft + self.first_row
+        return self.block_size if self.contract.full_blocks else n_draft + self.first_row
 
 
 def pair(target: Model, draft: Model) -> Pairing:
     """Check a drafter against its target; ContractError with both sides at the first breach."""
-    t, d = target.bound(), draft.bound()
-    contract = draft.cls.contract
+    return agree(target.bound(), draft.bound())
+
+
+def agree(t: BoundModel, d: BoundModel) -> Pairing:
+    """:func:`pair` for models whose weights are not loaded: ``t`` the target, ``d`` the drafter."""
+    contract = d.cls.contract
     if contract is None:
-        raise ContractError(f"{draft.path}: {d.name} is not a drafter (it declares no contract)")
-    if target.cls.contract is not None:
-        raise ContractError(f"{target.path}: {t.name} is a drafter itself, not a target")
+        raise ContractError(f"{d.file.path}: {d.name} is not a drafter (it declares no contract)")
+    if t.cls.contract is not None:
+        raise ContractError(f"{t.file.path}: {t.name} is a drafter itself, not a target")
     layers = tuple(int(k) for k in d.hparam(contract.features))
-    names = f"draft {draft.path.name}, target {target.path.name}"
+    names = f"draft {d.file.path.name}, target {t.file.path.name}"
     bad = [k for k in layers if not 0 <= k <= t.n_layer]
     if bad:
         raise ContractError(
@@ -62,8 +66,8 @@ def pair(target: Model, draft: Model) -> Pairing:
         raise ContractError(f"the mask token {mask} is outside the vocabulary of {d.hparam(contract.vocab)} ({names})")
     block = int(d.hparam(contract.block_size))
     with d.binding({}):
-        first_row = int(contract.first_row(draft.cls.hparams))
-        causal = bool(contract.causal(draft.cls.hparams))
+        first_row = int(contract.first_row(d.cls.hparams))
+        causal = bool(contract.causal(d.cls.hparams))
     if block - first_row < 1:
         raise ContractError(f"a block of {block} leaves no row to draft with ({names})")
     return Pairing(contract, layers, block, mask, first_row, causal)

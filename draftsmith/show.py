@@ -113,9 +113,7 @@ class _Printer:
             result = node.results[0]
             label = self.labels.get(id(node))
             inner = label is None and self.uses.get(id(result), 0) == 1 and id(result) not in self.kept
-            if inner and following is not None and any(v is result for v in following.inputs):
-                self.names[id(result)] = text
-            elif label is None and id(result) in self.kept and following is None:
+            if (inner and following is not None and any(v is result for v in following.inputs)) or (label is None and id(result) in self.kept and following is None):
                 self.names[id(result)] = text
             elif isinstance(node, Apply) and not node.op.has_result:
                 lines.append(Line(text, comment=place))

@@ -110,6 +110,7 @@ class Speculator:
                     f"a draft of {self.n_max} tokens takes a block of {rows} rows, more than n_ubatch = {draft.options.n_ubatch}"
                 )
         self._taps = pairing.taps if pairing is not None else ()
+        self._carried: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
         self.taps = tuple(dict.fromkeys(self._taps))
         """What the drafter needs of each run of the target: a drafter may list a layer twice."""
 
@@ -140,9 +141,24 @@ class Speculator:
         start = time.perf_counter()
         features = np.concatenate([results[f"{name}.{il}"] for name, il in self._taps], axis=1)
         rows = Batch(batch.pos, batch.seq, features=np.ascontiguousarray(features, np.float32))
+        carry = self.pairing.contract.carry
         for _, part in rows.parts(self.draft.options.n_ubatch):
-            self.draft.run(self.pairing.contract.inject, part, causal=False)
+            outputs = self.draft.run(self.pairing.contract.inject, part, carry[:1] if carry else (), causal=False)
+            if carry:
+                self._remember(part, outputs[carry[0]])
         self.timing.inject += time.perf_counter() - start
+
+    def _remember(self, batch: Batch, rows: NDArray[np.float32]) -> None:
+        """Keep the newest injected rows of every sequence: after a partial acceptance an earlier one is the last."""
+        for seq in np.unique(batch.seq):
+            mine = batch.seq == seq
+            self._carried[int(seq)] = (batch.pos[mine], rows[mine])
+
+    def _carried_row(self, s: Sequence_, width: int) -> NDArray[np.float32]:
+        """The row of the last committed position; zeros when nothing is committed yet (dflash-family.md LC-12)."""
+        pos, rows = self._carried.get(s.id, (np.empty(0, np.int32), np.empty((0, width), np.float32)))
+        at = np.flatnonzero(pos == s.n_past - 1)
+        return rows[at[-1]] if len(at) else np.zeros(width, np.float32)
 
     # -- rounds ----------------------------------------------------------------------------------------
     def propose(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[list[int]]:
@@ -158,7 +174,11 @@ class Speculator:
         rows = pairing.block_tokens(self.n_max)
         blocks = [Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in sequences]
         wanted = tuple(contract.outputs(self.p_min))
-        outputs = self.draft.run_blocks(contract.draft, Batch.join(blocks), wanted, causal=pairing.causal)
+        batch = Batch.join(blocks)
+        if contract.carry:
+            width = int(self.draft.bound.hparam(contract.width))
+            batch.block_rows[contract.carry[1]] = np.stack([self._carried_row(s, width) for s in sequences])
+        outputs = self.draft.run_blocks(contract.draft, batch, wanted, causal=pairing.causal)
         proposals: list[list[int]] = []
         for i, (s, limit) in enumerate(zip(sequences, limits, strict=True)):
             self.draft.remove(s.id, s.n_past)

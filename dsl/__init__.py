@@ -6,7 +6,7 @@
 from . import feeds, nn, ops
 from .arch import Architecture, arch, graph, option, tap, tap_last
 from .block import block
-from .contract import Contract, argmax_rows
+from .contract import Contract, argmax_rows, walk_lattice
 from .decoder import DecoderHparams, rope
 from .dtypes import GGMLType
 from .expr import exact, log, maximum, minimum, sqrt
@@ -34,4 +34,5 @@ __all__ = [
     "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
     "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "layer_group", "log", "matrix", "maximum",
     "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
+    "walk_lattice",
 ]

@@ -39,7 +39,8 @@ class Contract:
     ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
     predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
     reads, in greedy mode, by whether p_min is in use. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
-    cannot serve, or None.
+    cannot serve, or None. ``full_blocks``: a block always has ``block_size`` rows, however few drafts are wanted. ``carry``: an output of the
+    inject graph and a feed of the draft graph: the output's row of the last committed position is what each block is given.
     """
 
     features: str
@@ -52,9 +53,27 @@ class Contract:
     outputs: Callable[[float], Sequence[str]]
     causal: Callable[[Any], bool] = lambda hp: False
     refuse: Callable[[Any, float], str | None] = lambda model, p_min: None
+    full_blocks: bool = False
+    carry: tuple[str, str] | None = None
     inject: str = "inject"
     draft: str = "draft"
     tap: str = "layer_input"
+
+
+def walk_lattice(
+    outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
+) -> list[int]:
+    """Follow the best score from row to row of ``candidates`` [row, k] and ``scores`` [row, predecessor, candidate]; stop before a step
+    whose softmax score is below ``p_min`` (dflash-family.md SE-5, LC-10b). The first of equal scores wins."""
+    drafted: list[int] = []
+    at = 0
+    for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
+        scores = outputs["scores"][row][at].astype(np.float64)
+        at = int(np.argmax(scores))
+        if p_min > 0 and 1.0 / np.exp(scores - scores[at]).sum() < p_min:
+            break
+        drafted.append(int(outputs["candidates"][row][at]))
+    return drafted
 
 
 def argmax_rows(

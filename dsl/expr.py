@@ -147,13 +147,14 @@ class Sym:
     def __bool__(self) -> bool:
         return bool(Cond("!=", self, const(0)))
 
-    def atoms(self) -> set[Atom]:
-        """The named quantities in this expression."""
-        found: set[Atom] = set()
+    def atoms(self) -> list[Atom]:
+        """The named quantities in this expression, each once. No set: ``==`` of expressions asks a question."""
+        found: dict[int, Atom] = {}
         for arg in self.args:
             if isinstance(arg, Sym):
-                found |= arg.atoms()
-        return found
+                for atom in arg.atoms():
+                    found.setdefault(atom.fingerprint, atom)
+        return list(found.values())
 
 
 class Const(Sym):
@@ -196,8 +197,8 @@ class Atom(Sym):
     def value(self) -> Number:
         return self.fixed if self.fixed is not None else current_value(self.scope.value, self.name)
 
-    def atoms(self) -> set[Atom]:
-        return {self}
+    def atoms(self) -> list[Atom]:
+        return [self]
 
 
 class Compound(Sym):
@@ -421,8 +422,8 @@ class Cond:
     def __str__(self) -> str:
         return f"{to_text(self.left)} {self.op} {to_text(self.right)}"
 
-    def atoms(self) -> set[Atom]:
-        return self.left.atoms() | self.right.atoms()
+    def atoms(self) -> list[Atom]:
+        return [*self.left.atoms(), *self.right.atoms()]
 
 
 PRESENT = "tensor:"

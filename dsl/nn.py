@@ -28,6 +28,11 @@ def linear(w: Any, x: Value) -> Value:
     return ops.mul(ops.mul_mat(w, x), scale)
 
 
+def affine(w: Any, x: Value, bias: Value) -> Value:
+    """``linear`` and then a bias [n]."""
+    return ops.add(linear(w, x), bias)
+
+
 def rms_norm(x: Value, weight: Value | None, eps: SymLike) -> Value:
     """RMS norm over dimension 0, times ``weight`` if there is one."""
     if weight is None:

@@ -115,6 +115,45 @@ def _statements(file: str) -> dict[int, _Statement]:
     return found
 
 
+@lru_cache(maxsize=256)
+def live_in(file: str, line: int) -> frozenset[str]:
+    """Names that the body of the ``for`` statement at a line reads before it assigns them: what an iteration takes from the one
+    before it. Empty where the source cannot be read."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line <= (n.iter.end_lineno or n.lineno)]
+    found: set[str] = set()
+    for loop in loops:
+        _first_reads(loop.body, {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}, found)
+    return frozenset(found)
+
+
+def _first_reads(statements: list[ast.stmt], assigned: set[str], found: set[str]) -> set[str]:
+    """Add to ``found`` what is read before it is assigned; returns what is assigned at the end, whichever way was taken."""
+    for node in statements:
+        if isinstance(node, ast.If):
+            _loads(node.test, assigned, found)
+            assigned = _first_reads(node.body, set(assigned), found) & _first_reads(node.orelse, set(assigned), found)
+        elif isinstance(node, (ast.For, ast.While)):
+            _loads(node.iter if isinstance(node, ast.For) else node.test, assigned, found)
+            own = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} if isinstance(node, ast.For) else set()
+            _first_reads(node.body, assigned | own, found)
+        else:
+            _loads(node, assigned, found)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id not in assigned:
+                found.add(node.target.id)
+            assigned = assigned | {
+                n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+    return assigned
+
+
+def _loads(node: ast.AST, assigned: set[str], found: set[str]) -> None:
+    found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - assigned
+
+
 @lru_cache(maxsize=4096)
 def _columns(code: CodeType, instruction: int) -> tuple[int, int, int]:
     """Line, first and last column of one instruction."""

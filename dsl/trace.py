@@ -99,7 +99,7 @@ class Tracer:
 def _scopes(question: Any) -> tuple[set[Scope], set[str]]:
     """The scopes a question asks about, and the loop counters in it."""
     if hasattr(question, "atoms"):
-        atoms: set[Atom] = question.atoms()
+        atoms: list[Atom] = question.atoms()
         return {a.scope for a in atoms}, {a.name for a in atoms if a.scope is Scope.LOOP}
     holder = getattr(question, "choice", question)
     return {holder.scope}, set()

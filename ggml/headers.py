@@ -18,6 +18,7 @@ _ALWAYS = ("ggml.h", "ggml-alloc.h", "ggml-backend.h", "ggml-cpu.h", "ggml-opt.h
 
 _NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|^[ \t]*#(?:\\\n|[^\n])*", re.DOTALL | re.MULTILINE)
 _DECLARATION = re.compile(r"\b(?:GGML_API|GGML_BACKEND_API)\b[^;{}()]*?\b((?:ggml|gguf)_\w+)\s*\(")
+_CALL = re.compile(r"\bggml_\w+(?=\()")
 
 
 def declared_functions(install: GgmlInstall) -> frozenset[str]:
@@ -53,6 +54,11 @@ def check_functions(install: GgmlInstall, names: Iterable[str]) -> None:
 def functions_in(text: str) -> frozenset[str]:
     """Return the names of the API functions that a header's text declares."""
     return frozenset(match[1] for match in _DECLARATION.finditer(_NOISE.sub(" ", text)))
+
+
+def called_functions(source: str) -> frozenset[str]:
+    """Return the names of the ggml functions that a C++ text calls."""
+    return frozenset(_CALL.findall(source))
 
 
 def _parse(install: GgmlInstall) -> frozenset[str]:

@@ -4,13 +4,9 @@ Each row proposes its K best tokens; the selector scores every pair of neighbour
 path. Paragraphs CV2, SE and LM-3 of the specification of the family.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftsmith.dsl import Contract, Value, arch, f32, feeds, graph, matrix, n_block, n_blocks, n_tokens, nn, ops, u32
+from draftsmith.dsl import Contract, Value, arch, f32, feeds, graph, matrix, n_block, n_blocks, n_tokens, nn, ops, u32, walk_lattice
 from draftsmith.dsl.bind import BoundModel
 
 from . import dflash
@@ -26,19 +22,6 @@ class hp(dflash.hp):
     f_softcap = f32("{arch}.final_logit_softcapping", 0.0)
 
 
-def walk(outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float) -> list[int]:
-    """Follow the best score from row to row; stop before a step whose softmax score is below ``p_min`` (SE-5)."""
-    drafted: list[int] = []
-    at = 0
-    for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
-        scores = outputs["scores"][row][at].astype(np.float64)
-        at = int(np.argmax(scores))
-        if p_min > 0 and 1.0 / np.exp(scores - scores[at]).sum() < p_min:
-            break
-        drafted.append(int(outputs["candidates"][row][at]))
-    return drafted
-
-
 @arch("dflash", variant="dflash2")
 class DFlash2(dflash.DFlash):
     """A block-diffusion drafter with local convolutions and a learned score for neighbouring candidates."""
@@ -47,7 +30,7 @@ class DFlash2(dflash.DFlash):
     requires = ("selector_hidden.weight",)
     contract = Contract(
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
-        first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk,
+        first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk_lattice,
         outputs=lambda p_min: ("candidates", "scores"),
     )
 

@@ -371,10 +371,10 @@ class DeepSeekV41(Architecture):
         """One softmax over window, chosen rows and sink (ATT-3 to ATT-9), grouped output (ATT-7)."""
         k = nn.rms_norm(nn.linear(layer.attn_kv, x), layer.attn_kv_a_norm, eps)
         k = rotate(nn.heads(k, D, 1), pos, layer)
-        keys = ops.first_rows(keep(kv.k, kv.cells, k, kv), kv.n_kv)
+        keys = ops.first_rows(keep(kv.k, kv.cells, k, kv), kv.mask.ne[0])
         if layer.compress_ratio != 0:
             keys = ops.concat(keys, ops.first_rows(rows, chosen.ne[0]), axis=1)
-            kv = kv._replace(mask=ops.concat(kv.mask, chosen, axis=0), n_kv=keys.ne[1])
+            kv = kv._replace(mask=ops.concat(kv.mask, chosen, axis=0))
         out = nn.attention(layer, q, keys, keys, kv, 1.0 / sqrt(D), 1, layer.attn_sinks)
         out = rotate(nn.heads(out, D, H), pos, layer, ops.rope_ext_back)
         groups = ops.permute(ops.reshape(out, H * D // G, G, T), 0, 2, 1, 3)
@@ -451,6 +451,6 @@ class DeepSeekV41(Architecture):
         return self.trunk(nn.embed(self.token_embd, tokens), pos, out_rows, image=False)
 
     @graph
-    def decode_image(self, rows=lambda self: feeds.features(N), pos=feeds.positions, out_rows=feeds.out_rows):
+    def decode_image(self, rows=feeds.features(N), pos=feeds.positions, out_rows=feeds.out_rows):
         """Rows of an image instead of tokens: no n-grams, biases of their own (ENG-7, MOE-2)."""
         return self.trunk(rows, pos, out_rows, image=True)

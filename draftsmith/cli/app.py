@@ -80,7 +80,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("-v", "--verbose", is_flag=True, help="Show ggml's own log, on standard error.")
+@click.option("-v", "--verbose", is_flag=True, help="Show ggml's log and where everything lies.")
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
 )

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .loading import open_session
-from .options import OUTPUT, PROMPT, GroupedCommand, GroupedOption, SessionSettings, session_options, verbose_option
+from .options import (
+    OUTPUT,
+    PROMPT,
+    GroupedCommand,
+    GroupedOption,
+    SessionSettings,
+    session_options,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from draftsmith.bench import Measurement
@@ -21,7 +29,9 @@ class Sizes(click.ParamType):
 
     name = "n,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -34,18 +44,70 @@ class Sizes(click.ParamType):
 
 
 @click.command("bench", cls=GroupedCommand)
-@click.option("-p", "--n-prompt", "prefill", type=Sizes(), default="512", show_default=True, cls=GroupedOption,
-              group=PROMPT, help="Lengths of prompts to prefill; 0: none.")
-@click.option("-n", "--n-gen", "decode", type=Sizes(), default="128", show_default=True, cls=GroupedOption,
-              group=PROMPT, help="How many tokens to decode one by one; 0: none.")
-@click.option("-b", "--block", "blocks", type=Sizes(), default="", cls=GroupedOption, group=PROMPT,
-              help="Rows of the drafts to measure.  [default: the drafter's block]")
-@click.option("-d", "--depth", type=click.IntRange(min=1), default=64, show_default=True, metavar="N",
-              cls=GroupedOption, group=PROMPT, help="Tokens in the caches before a round.")
-@click.option("-r", "--repetitions", type=click.IntRange(min=1), default=5, show_default=True, metavar="N",
-              cls=GroupedOption, group=PROMPT, help="How often each is measured.")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", show_default=True, cls=GroupedOption,
-              group=OUTPUT, help="Markdown for people, JSON for programs.")
+@click.option(
+    "-p",
+    "--n-prompt",
+    "prefill",
+    type=Sizes(),
+    default="512",
+    show_default=True,
+    cls=GroupedOption,
+    group=PROMPT,
+    help="Lengths of prompts to prefill; 0: none.",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    "decode",
+    type=Sizes(),
+    default="128",
+    show_default=True,
+    cls=GroupedOption,
+    group=PROMPT,
+    help="How many tokens to decode one by one; 0: none.",
+)
+@click.option(
+    "-b",
+    "--block",
+    "blocks",
+    type=Sizes(),
+    default="",
+    cls=GroupedOption,
+    group=PROMPT,
+    help="Rows of the drafts to measure.  [default: the drafter's block]",
+)
+@click.option(
+    "-d",
+    "--depth",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    metavar="N",
+    cls=GroupedOption,
+    group=PROMPT,
+    help="Tokens in the caches before a round.",
+)
+@click.option(
+    "-r",
+    "--repetitions",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    cls=GroupedOption,
+    group=PROMPT,
+    help="How often each is measured.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    show_default=True,
+    cls=GroupedOption,
+    group=OUTPUT,
+    help="Markdown for people, JSON for programs.",
+)
 @session_options
 @verbose_option
 def bench(

@@ -52,9 +52,9 @@ def demo(ctx: click.Context, n_predict: int, threads: int) -> None:
 def _open(threads: int) -> Session:
     from draftsmith.session import Session, default_pair
 
-    from .loading import loading_display, show_log_if_asked
+    from .loading import choose_log_level, loading_display
 
-    show_log_if_asked()
+    choose_log_level()
     with loading_display(True) as progress:
         return Session(*default_pair(), threads=threads, n_ctx=1024, progress=progress)
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from .options import OUTPUT, PROMPT, GroupedCommand, GroupedOption, SessionSettings, session_options, verbose_option
+from .options import (
+    OUTPUT,
+    PROMPT,
+    GroupedCommand,
+    GroupedOption,
+    SessionSettings,
+    is_verbose,
+    session_options,
+    verbose_option,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _option(*names: str, group: str, **kwargs: Any) -> Any:
+def _option(*names: str, group: str, **kwargs: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
 
@@ -69,6 +81,8 @@ def generate(
             _explain_end(session)
             if stats is not False:
                 _print_statistics(session)
+            if is_verbose():
+                _print_placement(session)
 
 
 def _kind(file: str | None) -> str:
@@ -104,6 +118,13 @@ def _print_statistics(session: Any) -> None:
     from .table import pairs
 
     click.echo("\n" + pairs(rows(session.report)), err=True)
+
+
+def _print_placement(session: Any) -> None:
+    from . import placement
+    from .table import pairs
+
+    click.echo("\n" + pairs(placement.rows(session)), err=True)
 
 
 def _print_json(session: Any, text: str, with_stats: bool) -> None:

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from . import failure
-from .options import SessionSettings
+from .options import SessionSettings, is_verbose
 
 if TYPE_CHECKING:
     from draftsmith.session import Session
@@ -42,7 +40,7 @@ def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
     options = settings.cache.chosen()
     if settings.n_ubatch is not None:
         options["n_ubatch"] = settings.n_ubatch
-    show_log_if_asked()
+    choose_log_level()
     devices = settings.devices() + _rpc_devices(settings)
     with loading_display(not quiet) as progress:
         session = Session(
@@ -68,21 +66,26 @@ def _validate(target: str | os.PathLike[str], draft: str | os.PathLike[str] | No
     """Find what is wrong with the files before ggml is needed, which may have to be built first."""
     from draftsmith import registry
     from draftsmith.dsl.bind import BoundModel, bind
+    from draftsmith.dsl.errors import ContractError
     from draftsmith.gguf_file import GGUFFile
+    from draftsmith.pairing import agree
 
-    bound: BoundModel | None = None
-    for path in (target, draft):
-        if path is not None:
-            file = GGUFFile.open(path)
-            bound = bind(registry.for_file(file), file, target=bound)
+    def fitted(path: str | os.PathLike[str], lender: BoundModel | None = None) -> BoundModel:
+        file = GGUFFile.open(path)
+        return bind(registry.for_file(file), file, target=lender)
+
+    bound = fitted(target)
+    if draft is not None:
+        agree(bound, fitted(draft, bound))
+    elif bound.cls.contract is not None:
+        raise ContractError(f"{target}: {bound.name} is a drafter; give it a target (--model TARGET --draft FILE)")
 
 
-def show_log_if_asked() -> None:
-    """Turn ggml's own log on for ``--verbose``."""
-    if click.get_current_context().ensure_object(dict).get("verbose"):
-        from draftsmith.codegen.native import set_log_level
+def choose_log_level() -> None:
+    """ggml's own log for ``--verbose``; otherwise nothing, because errors carry what ggml said."""
+    from draftsmith.codegen.native import set_log_level
 
-        set_log_level(3)
+    set_log_level(3 if is_verbose() else 0)
 
 
 def _rpc_devices(settings: SessionSettings) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ Names follow llama.cpp where it has the option too.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -55,19 +54,11 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(groups[heading])
 
 
-class Probability(click.ParamType):
-    """A number from 0 to 1."""
-
-    name = "p"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number <= 1:
-            self.fail(f"{value!r} is not a number from 0 to 1", param, ctx)
-        return number
+def _probability(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """click.FloatRange lets nan pass."""
+    if value is not None and not 0 <= value <= 1:
+        raise click.BadParameter(f"{value:g} is not a number from 0 to 1", ctx, param)
+    return value
 
 
 @dataclass(frozen=True)
@@ -166,8 +157,9 @@ _SESSION_OPTIONS = (
                  group=_DRAFT, show_default="what the drafter's block gives", help="Most tokens drafted a round."),
     click.option("--n-min", "--draft-min", "n_min", type=click.IntRange(min=0), metavar="N", cls=GroupedOption,
                  group=_DRAFT, show_default="0", help="Drop drafts that are shorter."),
-    click.option("--p-min", "--draft-p-min", "p_min", type=Probability(), cls=GroupedOption, group=_DRAFT,
-                 show_default="0", help="End a draft before a token that the drafter finds less likely."),
+    click.option("--p-min", "--draft-p-min", "p_min", type=float, metavar="P", callback=_probability,
+                 cls=GroupedOption, group=_DRAFT, show_default="0",
+                 help="End a draft before a token that the drafter finds less likely."),
     click.option("-t", "--threads", type=click.IntRange(min=0), default=0, metavar="N", cls=GroupedOption, group=_RUN,
                  show_default="one for each physical core", help="Threads of the CPU."),
     click.option("-dev", "--device", multiple=True, metavar="NAME,...", cls=GroupedOption, group=_RUN,
@@ -200,10 +192,13 @@ def verbose_option(command: F) -> F:
         if wanted:
             ctx.ensure_object(dict)["verbose"] = True
 
-    option = click.option(
-        "-v", "--verbose", is_flag=True, expose_value=False, callback=remember, help="Show ggml's own log."
-    )
-    return option(command)
+    text = "Show ggml's log and where everything lies."
+    return click.option("-v", "--verbose", is_flag=True, expose_value=False, callback=remember, help=text)(command)
+
+
+def is_verbose() -> bool:
+    """Whether ``-v`` was given, before or behind the command."""
+    return bool(click.get_current_context().ensure_object(dict).get("verbose"))
 
 
 def _collected(command: F, kind: type[Any], name: str, options: tuple[Callable[[Any], Any], ...]) -> F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
 def _decoded(file: str) -> str:
     where = _shown(file)
     try:
-        data = click.get_binary_stream("stdin").read() if file == "-" else Path(file).read_bytes()
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except FileNotFoundError:
         raise RequestError(f"{where}: no such file") from None
     except IsADirectoryError:

@@ -20,7 +20,10 @@ def show(
     arch: tuple[str, ...],
     cache: CacheSettings,
 ) -> None:
-    """Print the graphs of an architecture as text, or the one named GRAPH."""
+    """Print the graphs of an architecture as text.
+
+    With GRAPH only that one and the blocks it uses.
+    """
     chosen = cache.chosen()
     from draftsmith.dsl.bind import Options
     from draftsmith.dsl.errors import RequestError

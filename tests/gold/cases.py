@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from draftsmith.context import KV_TYPES
 from draftsmith.dsl.dtypes import GGMLType
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
@@ -69,7 +70,7 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """``kind`` of a manifest; a trained model's reference.json is of kind "trained" (``trained-draft`` for a drafter)."""
+        """``kind`` of a manifest; ``trained-target`` or ``trained-draft`` for the reference.json of a trained model."""
         if self.file == "manifest.json":
             return str(self.data["kind"])
         return "trained-draft" if "drafted_per_round" in self.data else "trained-target"
@@ -86,7 +87,9 @@ class Case:
         name = str(record["file"])
         array = npz(self.path(name))[key] if name.endswith(".npz") else _load(self.path(name))
         if "shape" in record and list(array.shape) != list(record["shape"]):
-            raise CaseError(f"{name}{key and ':'}{key} has the shape {list(array.shape)}, recorded is {record['shape']}")
+            raise CaseError(
+                f"{name}{key and ':'}{key} has the shape {list(array.shape)}, recorded is {record['shape']}"
+            )
         return np.asarray(array)
 
     def output(self, name: str) -> Array:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from draftsmith.context import Context
 from draftsmith.dsl.dtypes import GGMLType
+from draftsmith.model import Model
 
 from .cases import Array, Case, Configuration
 from .report import Report
@@ -90,6 +92,17 @@ def coarsest(kinds: Iterable[GGMLType]) -> str:
     return next((t.name for t in (GGMLType.bf16, GGMLType.f16) if t in kinds), "f32")
 
 
+def weights(model: Model) -> str:
+    """The coarsest type in a model's file."""
+    return coarsest(info.type for info in model.file.tensors.values())
+
+
+def unmeasured(model: Model) -> Limit:
+    """The limit of what a model computes in f32 where no manifest measured anything: by type of its weights."""
+    kind = weights(model)
+    return Limit(EXACT) if kind == "f32" else Limit(*ROUNDED[kind])
+
+
 def figure(text: Any) -> Limit | None:
     """The measured difference in an entry of a manifest's ``tolerance``."""
     if isinstance(text, Mapping) and "max_abs" in text:
@@ -117,7 +130,7 @@ class Tolerances:
         return figure(entry.get(output)) or figure(entry)
 
     def same_arithmetic(self, output: str) -> Limit:
-        """Float32 throughout, summed in another order: the fixed figure, or more where the reference itself shows more."""
+        """Float32 throughout, summed in another order: the fixed figure, or what the reference itself shows."""
         names = ("f32_single", "f32_unified", "one_batch_all_seqs", "token_by_token")
         runs = ("unified_kv", "threads_2", "inject_in_3_chunks", "no_weight_repacking", "swa_full_false")
         seen = [self.find(self.measured, n, output) for n in names] + [self.find(self.checks, n, output) for n in runs]
@@ -142,26 +155,35 @@ class Tolerances:
         return floor.widen(*known)
 
 
-def compare(report: Report, what: str, found: Array, recorded: Array, limit: Limit, where: Array | None = None, note: str = "") -> bool:
+def compare(
+    report: Report, what: str, found: Array, recorded: Array, limit: Limit, where: Array | None = None, note: str = ""
+) -> bool:
     """Report the difference of two arrays."""
     seen = difference(found, recorded, where)
     return report.add(what, seen.within(limit), f"{seen}{note}", str(limit))
 
 
-def choices(report: Report, what: str, found: Array, logits: Array, limit: Limit, where: Array | None = None) -> bool:
-    """Report the arg max of rows against recorded logits; another choice passes where the recorded ones lie within twice the
-    limit of each other."""
-    ids, rows = found.reshape(-1), logits.reshape(-1, logits.shape[-1])
-    if len(ids) != len(rows):
-        return report.add(what, False, f"{len(ids)} rows for {len(rows)}", "exact")
-    counted = np.ones(len(ids), bool) if where is None else where.reshape(-1)
-    best = rows.argmax(axis=-1)
-    wrong = [i for i in np.flatnonzero(counted) if ids[i] != best[i] and not rows[i, best[i]] - rows[i, ids[i]] <= 2 * limit.max_abs]
-    near = int((counted & (ids != best)).sum()) - len(wrong)
-    text = f"{int(counted.sum()) - len(wrong) - near}/{int(counted.sum())} rows equal"
-    if near:
-        text += f", {near} near ties"
-    if wrong:
+def choices(
+    report: Report, what: str, found: Array, recorded: Array, logits: Array, limit: Limit, where: Array | None = None
+) -> bool:
+    """Report the choices of rows. Another one than the recorded one passes where the two lie within twice the limit of
+    each other in ``logits``, whose rows the choices were made from."""
+    ours, theirs, rows = found.reshape(-1), recorded.reshape(-1), logits.reshape(-1, logits.shape[-1])
+    if not len(ours) == len(theirs) == len(rows):
+        return report.add(what, False, f"{len(ours)} rows for {len(theirs)}", "exact")
+    counted = np.ones(len(ours), bool) if where is None else where.reshape(-1)
+    other = np.flatnonzero(counted & (ours != theirs))
+    gaps = np.abs(rows[other, ours[other]] - rows[other, theirs[other]])
+    wrong = other[~(gaps <= 2 * limit.max_abs)]
+    text = f"{int(counted.sum()) - len(other)}/{int(counted.sum())} rows equal"
+    if len(other) > len(wrong):
+        text += f", {len(other) - len(wrong)} in ties of up to {gaps[gaps <= 2 * limit.max_abs].max():.1e}"
+    if len(wrong):
         i = wrong[0]
-        text += f"; row {i}: found {ids[i]}, recorded {best[i]}, {rows[i, best[i]] - rows[i, ids[i]]:.2e} above it"
-    return report.add(what, not wrong, text, f"exact beyond a tie of {2 * limit.max_abs:.2g}")
+        text += f"; row {i}: found {ours[i]}, recorded {theirs[i]}, which lie {gaps[other == i][0]:.2e} apart"
+    return report.add(what, not len(wrong), text, exact_beyond(limit))
+
+
+def exact_beyond(limit: Limit) -> str:
+    """The tolerance of a decision."""
+    return f"exact beyond a tie of {2 * limit.max_abs:.2g}"

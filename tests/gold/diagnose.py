@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
 from draftsmith.batch import Batch
 from draftsmith.codegen.native import NodeInfo
 from draftsmith.model import Model
@@ -44,7 +45,11 @@ def first_missing(
     report: Report, recorded: dict[str, Array], nodes: Iterable[NodeInfo], n_tokens: int, kept: Sequence[int]
 ) -> bool:
     """Name the first recorded tensor that no node holds, with the nearest node."""
-    values = [(node.name, node.data.reshape(n_tokens, -1)[list(kept)]) for node in nodes if node.data is not None and node.data.size % n_tokens == 0]
+    values = [
+        (node.name, node.data.reshape(n_tokens, -1)[list(kept)])
+        for node in nodes
+        if node.data is not None and node.data.size % n_tokens == 0
+    ]
     for name, array in recorded.items():
         flat = array.reshape(len(array), -1).astype(np.float64)
         alike = [(node, np.abs(v - flat).max()) for node, v in values if v.shape == flat.shape]
@@ -52,7 +57,9 @@ def first_missing(
         if best is None:
             report.note(f"inner tensor {name}{list(array.shape)}: no named node has its size")
         elif not best[1] <= CLOSE * max(1.0, float(np.abs(flat).max())):
-            report.note(f"first inner tensor that differs: {name}; nearest is our {best[0]} (max difference {best[1]:.2e})")
+            report.note(
+                f"first inner tensor that differs: {name}; nearest is our {best[0]} (max difference {best[1]:.2e})"
+            )
             return True
         else:
             report.note(f"inner tensor {name} agrees with our {best[0]} (max difference {best[1]:.1e})")

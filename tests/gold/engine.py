@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
 from draftsmith.batch import Batch
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.contract import Contract
@@ -21,12 +22,24 @@ ROOM = 64
 
 @contextmanager
 def opened(
-    model: Model, cfg: Configuration, n_tokens: int, n_seqs: int = 1, n_rows: int = 0, tap_last: bool = False, **settings: Any
+    model: Model,
+    cfg: Configuration,
+    n_tokens: int,
+    n_seqs: int = 1,
+    n_rows: int = 0,
+    tap_last: bool = False,
+    **settings: Any,
 ) -> Iterator[Context]:
     """A context for ``n_tokens`` tokens in ``n_seqs`` sequences, batches of up to ``n_rows`` rows."""
     options = ContextOptions(
-        n_ctx=n_tokens + ROOM * n_seqs, n_ubatch=max(512, n_rows), n_seq_max=n_seqs, flash_attn=cfg.flash_attn,
-        type_k=cfg.cache, type_v=cfg.cache, tap_last=tap_last, **settings,
+        n_ctx=n_tokens + ROOM * n_seqs,
+        n_ubatch=max(512, n_rows),
+        n_seq_max=n_seqs,
+        flash_attn=cfg.flash_attn,
+        type_k=cfg.cache,
+        type_v=cfg.cache,
+        tap_last=tap_last,
+        **settings,
     )
     context = Context(model, options)
     try:
@@ -39,10 +52,13 @@ def layer_taps(layers: Sequence[int]) -> tuple[tuple[str, int], ...]:
     return tuple(("layer_input", int(il)) for il in dict.fromkeys(layers))
 
 
-def decode(context: Context, batch: Batch, outputs: Sequence[str] = ("logits",), layers: Sequence[int] = ()) -> dict[str, Array]:
+def decode(
+    context: Context, batch: Batch, outputs: Sequence[str] = ("logits",), layers: Sequence[int] = ()
+) -> dict[str, Array]:
     """All rows of a batch through a target, in as many runs as it takes."""
     results: list[dict[str, Array]] = [
-        context.run("decode", part, outputs, taps=layer_taps(layers)) for _, part in batch.parts(context.options.n_ubatch)
+        context.run("decode", part, outputs, taps=layer_taps(layers))
+        for _, part in batch.parts(context.options.n_ubatch)
     ]
     return {name: np.concatenate([r[name] for r in results]) for name in results[0]}
 
@@ -60,7 +76,7 @@ def contract_of(model: Model) -> Contract:
 
 
 def draft_blocks(context: Context, blocks: Sequence[Batch], outputs: Iterable[str]) -> dict[str, Array]:
-    """Blocks of one length through a drafter; outputs by [block, row]. ``outputs`` that the graph lacks are left out."""
+    """Blocks of one length through a drafter: outputs by [block, row], without those that the graph lacks."""
     contract = contract_of(context.model)
     with context.bound.binding({}):
         causal = bool(contract.causal(context.model.cls.hparams))
@@ -73,5 +89,7 @@ def draft_blocks(context: Context, blocks: Sequence[Batch], outputs: Iterable[st
 def inject(context: Context, rows: Batch, outputs: Sequence[str] = ()) -> dict[str, Array]:
     """Feature rows into a drafter's cache; nothing to do for none."""
     contract = contract_of(context.model)
-    results = [context.run(contract.inject, part, outputs, causal=False) for _, part in rows.parts(context.options.n_ubatch)]
+    results = [
+        context.run(contract.inject, part, outputs, causal=False) for _, part in rows.parts(context.options.n_ubatch)
+    ]
     return {name: np.concatenate([r[name] for r in results]) for name in outputs}

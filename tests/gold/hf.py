@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
 from draftsmith.batch import Batch
 from draftsmith.context import Context
 from draftsmith.model import Model
 
 from .cases import REFERENCE, Array, Case, Record, as_tokens, configuration
 from .compare import Limit, choices, compare, difference
-from .engine import contract_of, decode, draft_blocks, inject, layer_taps, opened
+from .engine import contract_of, decode, draft_blocks, inject, opened
 from .report import Report
 
 SINGLE = Limit(np.inf, 1e-9)
@@ -50,7 +51,10 @@ class Target:
                     with self.report.section(f"prompt {name} incremental"):
                         context.clear()
                         self.incremental(context, name, tokens)
-        with self.report.section("f16_fa"), opened(self.model, configuration("f16_fa"), longest, n_rows=longest) as context:
+        with (
+            self.report.section("f16_fa"),
+            opened(self.model, configuration("f16_fa"), longest, n_rows=longest) as context,
+        ):
             for name, tokens in self.prompts.items():
                 context.clear()
                 self.half(name, decode(context, Batch.of_tokens(tokens))["logits"])
@@ -75,8 +79,9 @@ class Target:
             if output in self.recorded:
                 # the float32 run of transformers is itself 1e-10 away from the float64 reference
                 self.check(f"{label} {output}", output, results["logits"])
-        choices(self.report, f"{label} arg max", results["argmax"], self.reference(name), TIE)
-        inputs = np.stack([results[f"{n}.{il}"] for n, il in layer_taps(every)])
+        logits = self.reference(name)
+        choices(self.report, f"{label} arg max", results["argmax"], logits.argmax(axis=-1), logits, TIE)
+        inputs = np.stack([results[f"layer_input.{il}"] for il in every])
         if f"layer_inputs_{name}" in self.recorded:
             self.check(f"{label} layer inputs", f"layer_inputs_{name}", inputs)
         mean = f"layer_input_mean_{name}"
@@ -108,7 +113,13 @@ class Target:
         """Sets of rows may come in any order; unused places are -1."""
         ours, theirs = np.sort(np.asarray(found, np.int64), axis=-1), np.sort(np.asarray(recorded, np.int64), axis=-1)
         same = ours.shape == theirs.shape and bool((ours == theirs).all())
-        text = "equal" if same else f"shape {list(ours.shape)} for {list(theirs.shape)}" if ours.shape != theirs.shape else f"{int((ours != theirs).sum())} differ"
+        text = (
+            "equal"
+            if same
+            else f"shape {list(ours.shape)} for {list(theirs.shape)}"
+            if ours.shape != theirs.shape
+            else f"{int((ours != theirs).sum())} differ"
+        )
         self.report.add(label, same, text, "exact")
 
     def incremental(self, context: Context, name: str, tokens: Sequence[int]) -> None:
@@ -128,7 +139,9 @@ class Target:
             return
         errors = [difference(a, b).nmse for a, b in zip(logits, recorded, strict=True)]
         close = float(np.mean(np.array(errors) <= HALF.nmse))
-        self.report.add(f"{label} logits by row", close >= 0.5, f"{close:.0%} of the rows within nmse {HALF.nmse:g}", "half of them")
+        self.report.add(
+            f"{label} logits by row", close >= 0.5, f"{close:.0%} of the rows within nmse {HALF.nmse:g}", "half of them"
+        )
 
 
 def replay_draft(case: Case, report: Report) -> None:

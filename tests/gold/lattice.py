@@ -10,12 +10,15 @@ from math import isqrt
 import numpy as np
 
 from .cases import Array
-from .compare import Limit, difference
+from .compare import Limit, difference, exact_beyond
 from .report import Report
 
+Lattice = tuple[Array, Array]
+"""Ids [sequences, rows, k] and scores [sequences, rows, k, k]."""
 
-def split(packed: Array) -> tuple[Array, Array]:
-    """Ids and scores of recorded rows of k + k*k columns."""
+
+def split(packed: Array) -> Lattice:
+    """Recorded rows of k + k*k columns."""
     columns = packed.shape[-1]
     k = (isqrt(4 * columns + 1) - 1) // 2
     if k + k * k != columns:
@@ -24,38 +27,46 @@ def split(packed: Array) -> tuple[Array, Array]:
 
 
 def compare(
-    report: Report, label: str, ids: Array, scores: Array, recorded: Array, logits: Array, first_row: int, limit: Limit, tie: Limit
+    report: Report,
+    label: str,
+    found: Lattice,
+    recorded: Lattice,
+    logits: Array,
+    first_row: int,
+    limits: tuple[Limit, Limit],
 ) -> None:
-    """``ids`` [sequences, rows, k], ``scores`` [sequences, rows, k, k]; rows before ``first_row`` predict nothing. Other
-    candidates pass where the recorded logits at the cut lie within twice the limit ``tie``; the scores of that row and of the
-    one behind it are then left out."""
-    their_ids, their_scores = split(recorded)
+    """Rows before ``first_row`` predict nothing. ``limits``: of scores, and of the recorded logits. Other candidates
+    pass where those at the cut lie within twice the limit; the scores of that row and the next are then left out."""
+    (ids, scores), (their_ids, their_scores) = found, recorded
     if ids.shape != their_ids.shape or scores.shape != their_scores.shape:
         report.add(label, False, f"candidates {list(ids.shape)} for {list(their_ids.shape)}", "equal shapes")
         return
+    limit, cut = limits
     k = ids.shape[-1]
     ours: list[Array] = []
     theirs: list[Array] = []
     n_rows = n_equal = 0
     wrong = ""
-    for s in range(len(ids)):
-        before: Array | None = np.arange(k)  # the predecessors of the first row are the anchor, all of them
-        for r in range(first_row, ids.shape[1]):
-            n_rows += 1
-            order = _order(ids[s, r], their_ids[s, r])
-            if order is None:
-                changed = sorted({int(t) for t in ids[s, r]} ^ {int(t) for t in their_ids[s, r]})
-                spread = float(np.ptp(logits[s, r, changed])) if len(set(ids[s, r].tolist())) == k else np.inf
-                if not spread <= 2 * tie.max_abs and not wrong:
-                    wrong = f"; sequence {s} row {r}: {sorted(ids[s, r].tolist())}, recorded {sorted(their_ids[s, r].tolist())}"
-            else:
-                n_equal += 1
-                if before is not None:
-                    ours.append(scores[s, r][before][:, order])
-                    theirs.append(their_scores[s, r])
-            before = order
-    allowed = f"exact beyond a tie of {2 * tie.max_abs:.2g}"
-    report.add(f"{label} candidates", not wrong, f"{n_equal}/{n_rows} rows equal{wrong}", allowed)
+    for s, r in np.ndindex(ids.shape[:2]):
+        if r < first_row:
+            continue
+        if r == first_row:
+            before: Array | None = np.arange(k)  # the predecessors of the first row are the anchor, all of them
+        n_rows += 1
+        order = _order(ids[s, r], their_ids[s, r])
+        if order is None:
+            changed = sorted(set(ids[s, r].tolist()) ^ set(their_ids[s, r].tolist()))
+            repeated = len(set(ids[s, r].tolist())) < k
+            if (repeated or not np.ptp(logits[s, r, changed]) <= 2 * cut.max_abs) and not wrong:
+                wrong = f"; sequence {s} row {r}: found {sorted(ids[s, r].tolist())}, "
+                wrong += f"recorded {sorted(their_ids[s, r].tolist())}"
+        else:
+            n_equal += 1
+            if before is not None:
+                ours.append(scores[s, r][before][:, order])
+                theirs.append(their_scores[s, r])
+        before = order
+    report.add(f"{label} candidates", not wrong, f"{n_equal}/{n_rows} rows equal{wrong}", exact_beyond(cut))
     if not ours:
         report.add(f"{label} scores", False, "no row has the recorded candidates", str(limit))
         return

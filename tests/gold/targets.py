@@ -2,57 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
+
 from draftsmith.batch import Batch
-from draftsmith.context import Context
 from draftsmith.model import Model
 
-from .cases import CONFIGURATION, REFERENCE, Array, Case, as_tokens, configuration
-from .compare import Tolerances, choices, coarsest, compare
+from .cases import CONFIGURATION, REFERENCE, Array, Case, Configuration, as_tokens, configuration
+from .compare import Tolerances, choices, compare, weights
 from .engine import decode, joined, opened
 from .report import Report
 
+OUTPUTS = ("logits", "argmax")
+
 
 def replay(case: Case, report: Report) -> None:
-    manifest = case.data
-    prompts = [as_tokens(p) for p in manifest["prompts"]]
-    layers = [int(il) for il in manifest.get("layer_inp_ids", [])]
-    recorded = {(m["what"], int(m["seq"]), m["cfg"] or "f32"): name for name, m in case.outputs(rf"(?P<what>logits|layer_inp)_s(?P<seq>\d+)(?:_{CONFIGURATION})?")}
-    for name in manifest["outputs"]:
-        case.output(name)
-        if name not in recorded.values():
-            report.error(name, "recorded, but not replayed")
-    model = Model.load(case.path(str(manifest["target"])))
-    tolerances = Tolerances(case, coarsest(info.type for info in model.file.tensors.values()))
-    n_rows = sum(len(p) for p in prompts)
-    tap_last = model.bound().n_layer in layers
+    Target(case, report).replay()
 
-    def check(label: str, seq: int, cfg_name: str, results: dict[str, Array]) -> None:
-        cfg = configuration(cfg_name)
-        if ("logits", seq, cfg_name) in recorded:
-            logits = case.output(recorded["logits", seq, cfg_name])
-            limit = tolerances.limit(cfg, "logits")
-            compare(report, f"{label} logits of prompt {seq}", results["logits"], logits, limit)
-            choices(report, f"{label} arg max of prompt {seq}", results["argmax"], logits, limit)
-        if ("layer_inp", seq, cfg_name) in recorded:
-            found = joined(results, layers)
-            compare(report, f"{label} layer inputs of prompt {seq}", found, case.output(recorded["layer_inp", seq, cfg_name]), tolerances.limit(cfg, "layer_inp"))
 
-    def each(context: Context, seqs: Sequence[int], cfg_name: str) -> None:
-        for seq in seqs:
-            context.clear()
-            check(f"{cfg_name}", seq, cfg_name, decode(context, Batch.of_tokens(prompts[seq]), ("logits", "argmax"), layers))
+class Target:
+    def __init__(self, case: Case, report: Report) -> None:
+        self.case, self.report = case, report
+        self.prompts = [as_tokens(p) for p in case.data["prompts"]]
+        self.layers = [int(il) for il in case.data.get("layer_inp_ids", [])]
+        pattern = rf"(?P<what>logits|layer_inp)_s(?P<seq>\d+)(?:_{CONFIGURATION})?"
+        self.recorded = {
+            (m["what"], int(m["seq"]), m["cfg"] or REFERENCE.name): name for name, m in case.outputs(pattern)
+        }
+        for name in case.data["outputs"]:
+            case.output(name)
+        self.model = Model.load(case.path(str(case.data["target"])))
+        self.tolerances = Tolerances(case, weights(self.model))
+        self.tap_last = self.model.bound().n_layer in self.layers
 
-    for name in sorted({cfg for _, _, cfg in recorded}, key=lambda n: not configuration(n).is_reference):
-        with report.section(name), opened(model, configuration(name), n_rows, 1, n_rows, tap_last) as context:
-            each(context, sorted({seq for _, seq, cfg in recorded if cfg == name}), name)
-    with report.section("f32 all prompts in one batch"), opened(model, REFERENCE, n_rows, len(prompts), n_rows, tap_last) as context:
-        batch = Batch.join([Batch.of_tokens(p, 0, i) for i, p in enumerate(prompts)])
-        results = decode(context, batch, ("logits", "argmax"), layers)
-        for seq in range(len(prompts)):
-            check("f32 all prompts in one batch:", seq, "f32", {n: a[batch.seq == seq] for n, a in results.items()})
-    with report.section("f32 token by token"), opened(model, REFERENCE, n_rows, 1, n_rows, tap_last) as context:
-        steps = [decode(context, Batch.of_tokens([t], pos), ("logits", "argmax"), layers) for pos, t in enumerate(prompts[0])]
-        check("f32 token by token:", 0, "f32", {n: np.concatenate([s[n] for s in steps]) for n in steps[0]})
+    def replay(self) -> None:
+        configurations = {configuration(name) for _, _, name in self.recorded}
+        for cfg in sorted(configurations, key=lambda c: (not c.is_reference, c.name)):
+            with self.report.section(cfg.name):
+                self.alone(cfg)
+        with self.report.section("one batch"):
+            self.together()
+        with self.report.section("token by token"):
+            self.steps()
+        for name in self.case.data["outputs"]:
+            if name not in self.recorded.values():
+                self.report.error(name, "recorded, but not replayed")
+
+    def alone(self, cfg: Configuration) -> None:
+        """Each prompt in a batch of its own."""
+        longest = max(map(len, self.prompts))
+        with opened(self.model, cfg, longest, 1, longest, self.tap_last) as context:
+            for seq in sorted({seq for _, seq, name in self.recorded if name == cfg.name}):
+                context.clear()
+                batch = Batch.of_tokens(self.prompts[seq])
+                self.check(cfg.name, cfg, seq, decode(context, batch, OUTPUTS, self.layers))
+
+    def together(self) -> None:
+        batch = Batch.join([Batch.of_tokens(p, 0, i) for i, p in enumerate(self.prompts)])
+        with opened(self.model, REFERENCE, len(batch), len(self.prompts), len(batch), self.tap_last) as context:
+            results = decode(context, batch, OUTPUTS, self.layers)
+        for seq in range(len(self.prompts)):
+            rows = {name: a[batch.seq == seq] for name, a in results.items()}
+            self.check("f32 all prompts in one batch:", REFERENCE, seq, rows)
+
+    def steps(self) -> None:
+        tokens = self.prompts[0]
+        with opened(self.model, REFERENCE, len(tokens), tap_last=self.tap_last) as context:
+            steps = [decode(context, Batch.of_tokens([t], pos), OUTPUTS, self.layers) for pos, t in enumerate(tokens)]
+        rows = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
+        self.check("f32 token by token:", REFERENCE, 0, rows)
+
+    def check(self, label: str, cfg: Configuration, seq: int, results: Mapping[str, Array]) -> None:
+        name = self.recorded.get(("logits", seq, cfg.name))
+        if name is not None:
+            logits, limit = self.case.output(name), self.tolerances.limit(cfg, "logits")
+            compare(self.report, f"{label} logits of prompt {seq}", results["logits"], logits, limit)
+            best = logits.argmax(axis=-1)
+            choices(self.report, f"{label} arg max of prompt {seq}", results["argmax"], best, logits, limit)
+        name = self.recorded.get(("layer_inp", seq, cfg.name))
+        if name is not None:
+            limit = self.tolerances.limit(cfg, "layer_inp")
+            inputs = joined(results, self.layers)
+            compare(self.report, f"{label} layer inputs of prompt {seq}", inputs, self.case.output(name), limit)

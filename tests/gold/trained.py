@@ -1,7 +1,6 @@
-"""Trained models (``reference.json``): text that a PyTorch implementation continued, and what a drafter proposed for it.
+"""Trained models (``reference.json``): text as PyTorch continued it, and what a drafter proposed for it.
 
-Everything that the folder holds in GGUF is replayed; a drafter runs against the most exact file of its target, which lies in a
-folder beside it.
+Every GGUF of the folder is replayed. A drafter runs against the most exact file of its target, in a folder beside it.
 """
 
 from __future__ import annotations
@@ -11,35 +10,40 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from draftsmith.batch import Batch
-from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.gguf_file import GGUFFile
 from draftsmith.model import Model
 from draftsmith.pairing import pair
 
 from . import loops
 from .cases import REFERENCE, Array, Case, CaseError, Record, as_tokens, npz, read_case, read_json
-from .compare import Limit, choices, coarsest, compare, precision
-from .engine import decode, draft_blocks, inject, joined, layer_taps, opened
+from .compare import Limit, choices, coarsest, compare, precision, weights
+from .engine import decode, draft_blocks, inject, joined, opened
 from .report import Report
 
-LIMITS = {"f32": Limit(1e-4, 1e-11), "f16": Limit(5e-2, 1e-6), "bf16": Limit(0.5, 1e-4), "quantised": Limit(2.0, 1e-2)}
-"""By type of the weights: logits of a trained model are larger than those of a random one, so the NMSE is what counts."""
+LIMITS = {
+    "f32": Limit(1e-4, 1e-11),
+    "f16": Limit(5e-2, 1e-6),
+    "bf16": Limit(0.5, 1e-4),
+    "quantised": Limit(2.0, 1e-2),
+}
+"""By type of the weights. Logits of trained models are larger than those of random ones: the NMSE is what counts."""
+
+ROUNDING = 6e-5
+"""Mean lengths are recorded with four decimals."""
 
 ARRAYS = "reference.npz"
 
 
 def files(case: Case) -> list[Path]:
+    """The GGUF files of a folder, the most exact first."""
+    order = list(LIMITS)
     found = sorted(case.folder.glob("*.gguf"))
     if not found:
         raise CaseError("no GGUF file in the folder")
-    return found
-
-
-def by_precision(paths: list[Path]) -> list[Path]:
-    """The most exact file first."""
-    order = ["f32", "f16", "bf16", "quantised"]
-    return sorted(paths, key=lambda p: order.index(coarsest(t.type for t in GGUFFile.open(p).tensors.values())))
+    types = {path: coarsest(t.type for t in GGUFFile.open(path).tensors.values()) for path in found}
+    return sorted(found, key=lambda path: order.index(types[path]))
 
 
 def prompts(case: Case) -> list[Record]:
@@ -58,25 +62,24 @@ def replay_target(case: Case, report: Report) -> None:
 
 def target(case: Case, report: Report, arrays: Mapping[str, Array], path: Path) -> None:
     model = Model.load(path)
-    limit = LIMITS[coarsest(t.type for t in model.file.tensors.values())]
-    n_layer = model.bound().n_layer
+    limit = LIMITS[weights(model)]
+    every = range(model.bound().n_layer + 1)
     n_tokens = max(len(p["ids"]) + len(p["greedy"]) for p in prompts(case))
     with opened(model, REFERENCE, n_tokens, tap_last=True) as context:
         for p in prompts(case):
-            i, ids = int(p["prompt"]), as_tokens(p["ids"])
-            label = f"{path.name} prompt {i}"
-            hidden = f"p{i}_hidden" in arrays
+            i, ids, greedy = int(p["prompt"]), as_tokens(p["ids"]), as_tokens(p["greedy"])
+            label, hidden, logits = f"{path.name} prompt {i}", f"p{i}_hidden", f"p{i}_logits"
             context.clear()
-            results = decode(context, Batch.of_tokens(ids), layers=range(n_layer + 1) if hidden else ())
+            results = decode(context, Batch.of_tokens(ids), ("logits", "argmax"), every if hidden in arrays else ())
             compare(report, f"{label} last logits", results["logits"][-1], arrays[f"p{i}_last_logits"], limit)
-            if f"p{i}_logits" in arrays:
-                compare(report, f"{label} logits of all tokens", results["logits"], arrays[f"p{i}_logits"], limit)
-                choices(report, f"{label} arg max of all tokens", results["logits"].argmax(axis=-1), arrays[f"p{i}_logits"], limit)
-            if hidden:
-                found = np.stack([results[f"{n}.{il}"] for n, il in layer_taps(range(n_layer + 1))])
-                compare(report, f"{label} hidden states", found, arrays[f"p{i}_hidden"], limit)
-            greedy = as_tokens(p["greedy"])
-            done = loops.generate(context, None, None, ids, loops.Settings(), len(greedy))
+            if logits in arrays:
+                best = arrays[logits].argmax(axis=-1)
+                compare(report, f"{label} logits of all tokens", results["logits"], arrays[logits], limit)
+                choices(report, f"{label} arg max of all tokens", results["argmax"], best, arrays[logits], limit)
+            if hidden in arrays:
+                found = np.stack([results[f"layer_input.{il}"] for il in every])
+                compare(report, f"{label} hidden states", found, arrays[hidden], limit)
+            done = loops.generate(loops.Engine(context), ids, loops.Settings(), len(greedy))
             report.equal(f"{label} greedy tokens", done.tokens, greedy)
 
 
@@ -84,19 +87,16 @@ def target(case: Case, report: Report, arrays: Mapping[str, Array], path: Path) 
 
 
 def find_target(case: Case) -> Case:
-    """The folder of the target: the verifier that the checkpoint names, else the only trained target beside this folder."""
+    """The folder of the target: the verifier that the checkpoint names, else the only trained target beside it."""
     beside = case.folder.resolve().parent
     config = case.folder / "config.json"
     if config.is_file():
-        named: Any = read_json(config).get("speculators_config", Record()).get("verifier", Record()).get("name_or_path")
-        if named and (beside / str(named) / "reference.json").is_file():
-            return read_case(beside / str(named))
-    found = []
-    for folder in sorted(beside.iterdir()):
-        if folder != case.folder.resolve() and (folder / "reference.json").is_file():
-            other = read_case(folder)
-            if other.kind == "trained-target":
-                found.append(other)
+        verifier: Any = read_json(config).get("speculators_config", Record()).get("verifier", Record())
+        named = beside / str(verifier.get("name_or_path", ""))
+        if named != beside and (named / "reference.json").is_file():
+            return read_case(named)
+    folders = [f for f in sorted(beside.iterdir()) if (f / "reference.json").is_file()]
+    found = [other for other in map(read_case, folders) if other.kind == "trained-target"]
     if len(found) != 1:
         raise CaseError(f"{len(found)} folders beside it hold a trained target, one is needed")
     return found[0]
@@ -105,99 +105,101 @@ def find_target(case: Case) -> Case:
 def replay_draft(case: Case, report: Report) -> None:
     arrays = npz(case.path(ARRAYS))
     base = find_target(case)
-    model = Model.load(by_precision(files(base))[0])
+    model = Model.load(files(base)[0])
     for path in files(case):
         with report.section(path.name):
-            Drafter(case, report, base, arrays, model, Model.load(path, target=model)).replay()
+            Drafter(case, report, base, arrays, model, path).replay()
 
 
 class Drafter:
     def __init__(
-        self, case: Case, report: Report, base: Case, arrays: Mapping[str, Array], target: Model, draft: Model
+        self, case: Case, report: Report, base: Case, arrays: Mapping[str, Array], target: Model, path: Path
     ) -> None:
         self.case, self.report, self.arrays = case, report, arrays
         self.texts = {int(p["prompt"]): p for p in prompts(base)}
-        self.target, self.draft = target, draft
-        self.pairing = pair(target, draft)
-        self.label = draft.path.name
+        self.target, self.draft = target, Model.load(path, target=target)
+        self.pairing = pair(target, self.draft)
+        self.label = path.name
 
     def replay(self) -> None:
         extra = [read_json(p) for p in sorted(self.case.folder.glob("reference_*.json"))]
-        longest = max(len(p["ids"]) + len(p["greedy"]) for p in (*self.texts.values(), *extra))
-        n_tokens = longest + 2 * self.pairing.block_size
+        n_tokens = max(len(p["ids"]) + len(p["greedy"]) for p in (*self.texts.values(), *extra))
+        n_tokens += 2 * self.pairing.block_size
         tap_last = self.target.bound().n_layer in self.pairing.layers
-        with opened(self.target, REFERENCE, n_tokens, tap_last=tap_last) as target, opened(self.draft, REFERENCE, n_tokens) as draft:
-            self.contexts = target, draft
+        with (
+            opened(self.target, REFERENCE, n_tokens, tap_last=tap_last) as target,
+            opened(self.draft, REFERENCE, n_tokens) as draft,
+        ):
+            self.engine = loops.Engine(target, draft, self.pairing)
             self.limit = LIMITS[precision(draft)]
             for p in prompts(self.case):
                 with self.report.section(f"{self.label} prompt {p['prompt']}"):
-                    self.first_block(p)
-            rounds = [self.rounds(f"prompt {p['prompt']}", self.texts[int(p["prompt"])], p) for p in prompts(self.case)]
-            done = [r for r in rounds if r is not None]
-            accepted, n = sum(r.n_accepted for r in done), sum(len(r.iterations) for r in done)
-            expected = float(self.case.data["mean_accepted_drafts_per_round"])
-            mean = accepted / n if n else 0.0
-            self.report.add(f"{self.label} mean accepted drafts per round", abs(mean - expected) <= 5e-5, f"{mean:.4f} for {expected}", "5e-05")
+                    self.first_block(int(p["prompt"]))
+            with self.report.section(f"{self.label} rounds"):
+                done = [
+                    self.rounds(f"prompt {p['prompt']}", self.texts[int(p["prompt"])], p) for p in prompts(self.case)
+                ]
+                mean = sum(r.n_accepted for r in done) / sum(len(r.iterations) for r in done)
+                expected = float(self.case.data["mean_accepted_drafts_per_round"])
+                label, text = f"{self.label} mean accepted drafts per round", f"{mean:.4f} for {expected}"
+                self.report.add(label, abs(mean - expected) <= ROUNDING, text, f"{ROUNDING:g}")
             for text in extra:
-                self.rounds(f"loop {text.get('source', '')}", text, text)
-            self.program()
+                with self.report.section(f"{self.label} loop"):
+                    self.rounds("loop", text, text)
+            with self.report.section(f"{self.label} program"):
+                self.program()
 
-    def first_block(self, p: Record) -> None:
-        """The first draft behind the prompt, from features of our own target."""
-        i = int(p["prompt"])
-        target, draft = self.contexts
-        contract = self.pairing.contract
-        label = f"{self.label} prompt {i}"
-        ids, anchor = as_tokens(self.texts[i]["ids"]), int(self.arrays[f"p{i}_anchor"])
+    def first_block(self, i: int) -> None:
+        """The first draft behind a prompt, from features of our own target."""
+        target, draft = self.engine.target, self.engine.draft
+        assert draft is not None
+        contract, layers = self.pairing.contract, self.pairing.layers
+        label, arrays = f"{self.label} prompt {i}", {n.removeprefix(f"p{i}_"): n for n in self.arrays}
+        recorded = {short: self.arrays[name] for short, name in arrays.items() if name != short}
+        ids, anchor = as_tokens(self.texts[i]["ids"]), int(recorded["anchor"])
         target.clear()
         draft.clear()
-        layers = self.pairing.layers
         results = decode(target, Batch.of_tokens(ids), ("argmax",), layers)
         self.report.equal(f"{label} anchor", int(results["argmax"][-1]), anchor)
         features = joined(results, layers)
-        if f"p{i}_features" in self.arrays:
-            exact = LIMITS[coarsest(t.type for t in self.target.file.tensors.values())]
-            compare(self.report, f"{label} features", features, self.arrays[f"p{i}_features"], exact)
-        detail = f"p{i}_context" in self.arrays and "fused" in draft.graphs[contract.inject].outputs
-        fused = inject(draft, Batch.of_features(features), ("fused",) if detail else ())
-        if detail:
-            compare(self.report, f"{label} context", fused["fused"], self.arrays[f"p{i}_context"], self.limit)
-        drafted, logits = as_tokens(self.arrays[f"p{i}_draft"]), self.arrays[f"p{i}_block_logits"]
-        block = Batch.of_tokens([anchor] + [self.pairing.mask_token] * (len(logits) - 1), len(ids))
+        if "features" in recorded:
+            compare(self.report, f"{label} features", features, recorded["features"], LIMITS[weights(self.target)])
+        fused = inject(draft, Batch.of_features(features), ("fused",) if "context" in recorded else ())
+        if "context" in recorded:
+            compare(self.report, f"{label} context", fused["fused"], recorded["context"], self.limit)
+        n_rows = len(recorded["block_logits"])
+        block = Batch.of_tokens([anchor] + [self.pairing.mask_token] * (n_rows - 1), len(ids))
         wanted = ("logits", *contract.outputs(0.0), "confidence", "base_logits")
         outputs = {n: a[0] for n, a in draft_blocks(draft, [block], wanted).items()}
         draft.remove(0, len(ids))
-        for array, output in (("block_logits", "logits"), ("base_logits", "base_logits"), ("confidence", "confidence")):
-            if f"p{i}_{array}" in self.arrays:
+        names = {"block_logits": "logits", "base_logits": "base_logits", "confidence": "confidence"}
+        for name, output in names.items():
+            if name in recorded:
                 found = outputs.get(output, np.zeros(0))
-                compare(self.report, f"{label} {array.replace('_', ' ')}", found, self.arrays[f"p{i}_{array}"], self.limit)
+                compare(self.report, f"{label} {name.replace('_', ' ')}", found, recorded[name], self.limit)
+        drafted = as_tokens(recorded["draft"])
         found_tokens = contract.propose(outputs, self.pairing.first_row, len(drafted), 0.0)
         self.report.equal(f"{label} first draft", list(found_tokens), drafted)
 
-    def rounds(self, what: str, text: Record, recorded: Record) -> loops.Generation | None:
+    def rounds(self, what: str, text: Record, recorded: Record) -> loops.Generation:
         """Every round of a loop that starts behind the target's first token; the last round counts in full."""
-        with self.report.section(f"{self.label} {what}"):
-            log = list(recorded["log"])
-            run = loops.Generation(
-                as_tokens(text["greedy"]), [[len(r["draft"]), int(r["accepted"])] for r in log], [as_tokens(r["draft"]) for r in log]
-            )
-            how = loops.Settings(from_prompt=False)
-            found = loops.compare(
-                self.report, f"{self.label} {what} rounds", *self.contexts, self.pairing, as_tokens(text["ids"]), run, how,
-                loops.Ties(self.limit, self.limit),
-            )
-            return found
-        return None
+        drafts = [as_tokens(r["draft"]) for r in recorded["log"]]
+        iterations = [[len(r["draft"]), int(r["accepted"])] for r in recorded["log"]]
+        run = loops.Generation(as_tokens(text["greedy"]), iterations, drafts)
+        how, ties = loops.Settings(from_prompt=False), loops.Ties(self.limit, self.limit)
+        return loops.compare(
+            self.report, f"{self.label} {what} rounds", self.engine, as_tokens(text["ids"]), run, how, ties
+        )
 
     def program(self) -> None:
-        """Counts of llama.cpp's program over all prompts, where they were recorded."""
+        """Counts of llama.cpp's program over all prompts, where they were recorded with an f32 cache."""
         recorded = self.case.data.get("llama_cpp")
-        if not isinstance(recorded, Mapping) or GGMLType.f32.name != recorded.get("kv_cache"):
+        if not isinstance(recorded, Record) or recorded.get("kv_cache") != REFERENCE.name:
             return
-        drafted = accepted = 0
-        with self.report.section(f"{self.label} program"):
-            for text in self.texts.values():
-                done = loops.generate(*self.contexts, self.pairing, as_tokens(text["ids"]), loops.Settings(n_predict=len(text["greedy"])))
-                drafted, accepted = drafted + done.n_drafted, accepted + done.n_accepted
-            found, expected = [drafted, accepted], [int(recorded["drafted"]), int(recorded["accepted"])]
-            self.report.equal(f"{self.label} [drafted, accepted] of the program over all prompts", found, expected)
+        done = [
+            loops.generate(self.engine, as_tokens(t["ids"]), loops.Settings(n_predict=len(t["greedy"])))
+            for t in self.texts.values()
+        ]
+        found = [sum(d.n_drafted for d in done), sum(d.n_accepted for d in done)]
+        expected = [int(recorded["drafted"]), int(recorded["accepted"])]
+        self.report.equal(f"{self.label} program over all prompts [drafted, accepted]", found, expected)
