@@ -3,8 +3,8 @@
     python benchmarks/make_models.py OUT_DIR [--type q8_0|q4_0|f16]
 
 ``target.gguf`` has the shape of Qwen3-0.6B (with a head of its own), ``draft.gguf`` that of a DFlash drafter
-of five layers for it; both have 151,936 tokens. Speed and memory are those of real models; text and acceptance
-are not.
+of five layers for it; both have 151,936 tokens. Speed and memory are those of real models; text and
+acceptance are not.
 """
 
 from __future__ import annotations

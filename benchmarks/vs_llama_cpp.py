@@ -4,9 +4,9 @@
     python benchmarks/vs_llama_cpp.py --types q8_0 --pairs 15 --llama-build BUILD_FOLDER
 
 Both sides are processes that load the models once and then do one step at a time when told: ours, theirs,
-ours, theirs. A ratio is ours / theirs of one such pair; the median over the pairs is printed, and below 1 we are
-faster. On Linux a pair during which other processes used the machine's cores is measured again (--quiet), so
-that a busy machine delays the result instead of spoiling it.
+ours, theirs. A ratio is ours / theirs of one such pair; the median over the pairs is printed, and below 1 we
+are faster. On Linux a pair during which other processes used the machine's cores is measured again (--quiet),
+so that a busy machine delays the result instead of spoiling it.
 
     pp, tg   prefill and decode; llama.cpp's side does what llama-bench does. "(tool)": llama-bench itself
              and `draftsmith bench`, whole processes in turn, the times that they report
@@ -39,6 +39,7 @@ from draftsmith.ggml.pin import load_pin
 
 HERE = Path(__file__).parent
 DEPTH = 64
+STEPS = ("pp", "tg", "draft", "verify", "inject")
 
 
 class Side:
@@ -140,6 +141,7 @@ class Settings:
     quiet: float
     patience: float
     clock: str
+    steps: tuple[str, ...]
 
 
 def interleave(
@@ -179,6 +181,8 @@ def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     def run(
         what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None
     ) -> None:
+        if what.split()[0] not in settings.steps:
+            return
         other = peer or theirs
         for side in (ours, other):
             side.time(command)  # warm up
@@ -193,8 +197,8 @@ def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
         rows.append(row)
         show(row)
 
-    run("pp512", "prefill 512", pairs=max(3, settings.pairs // 3))
-    run("tg128", "decode 128", pairs=max(3, settings.pairs // 3))
+    run("pp 512", "prefill 512", pairs=max(3, settings.pairs // 3))
+    run("tg 128", "decode 128", pairs=max(3, settings.pairs // 3))
     for side in (ours, theirs):
         side.ask(f"begin {DEPTH}")
     run(f"draft {BLOCK}, sampling in llama.cpp's graph", "draft", 4)
@@ -262,7 +266,7 @@ def compare_tools(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
         kv,
     ]
     their_command = [str(llama.bench), *common, "-fa", str(int(settings.flash)), "-ctk", kv, "-ctv", kv]
-    rows = [Row(f"{kind} pp512 (tool)"), Row(f"{kind} tg128 (tool)")]
+    rows = [Row(f"{kind} pp 512 (tool)"), Row(f"{kind} tg 128 (tool)")]
     deadline = time.monotonic() + settings.patience
     done = 0
     while done < settings.tools:
@@ -332,8 +336,8 @@ def heading(settings: Settings) -> str:
     m = machine()
     return (
         f"{m['cpu']}, {m['cores']} cores, {m['system']}; {settings.threads} threads, flash attention "
-        f"{'on' if settings.flash else 'off'}, cache {settings.kv_type}; {settings.clock} time; both sides from "
-        f"{load_pin().id}; rounds behind {DEPTH} tokens\n\n"
+        f"{'on' if settings.flash else 'off'}, cache {settings.kv_type}; {settings.clock} time; "
+        f"both sides from {load_pin().id}; rounds behind {DEPTH} tokens\n\n"
         "| what | ours | llama.cpp | ours / theirs | middle half | pairs |\n"
         "|------|-----:|----------:|--------------:|-------------|------:|"
     )
@@ -366,6 +370,7 @@ def main() -> None:
         "--clock", choices=("wall", "cpu"), default="wall",
         help="cpu: processor time of steps, which a busy machine disturbs less; for --threads 1",
     )  # fmt: skip
+    parser.add_argument("--steps", default=",".join(STEPS), help=f"which steps (default: {','.join(STEPS)})")
     parser.add_argument("--only", choices=("steps", "memory", "tools"), help="measure only these")
     parser.add_argument(
         "--llama-build", type=Path, help="a llama.cpp build folder to use instead of building one"
@@ -380,6 +385,7 @@ def main() -> None:
         given.quiet,
         given.patience,
         given.clock,
+        tuple(given.steps.split(",")),
     )
     llama = find(given.llama_build) if given.llama_build else build_pinned()
     parts = {"steps": compare_steps, "memory": compare_memory, "tools": compare_tools}

@@ -5,8 +5,7 @@ A line ``<!-- from: KIND ... -->`` says where the fenced block behind it comes f
     run ARGS [| lines A-B ...]    what ``draftsmith ARGS`` prints, all of it or some lines
     run ARGS [| tail TEXT]        the same from the first line on that begins with TEXT
     head SUBJECT                  the comment at the head of the C++ of an architecture
-    cpp SUBJECT FUNCTION [| NAME] one function of that C++, or its lines up to and with the first label of NAME, from where NAME
-                                  is declared
+    cpp SUBJECT FUNCTION [| NAME] one function of that C++, or its lines from the declaration of NAME to its first label
     python FILE [NAME]            a Python file, or a function or class in it, by its dotted name
     error                         how ``draftsmith show`` fails on the Python block before, as methods of a subclass of
                                   the complete example of docs/language.md
@@ -30,7 +29,9 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("architecture", "cli", "language", "new_drafter"))
+]
 
 _DIRECTIVE = re.compile(r"(?m)^<!-- from: (.+?) -->\n(```\w*\n)(.*?)(^```$)", re.DOTALL)
 _PYTHON = re.compile(r"(?m)^```python\n(.*?)^```$", re.DOTALL)
@@ -52,6 +53,7 @@ def run_command(*args: str) -> str:
     """What a command prints, on both streams."""
     import click
     from click.testing import CliRunner
+
     from draftsmith import registry
     from draftsmith.cli import cli
 

@@ -1,8 +1,8 @@
 """How long the parts of inference take: prefill, decode, and the draft, verify and inject steps of a round.
 
 Tokens are random, so figures say nothing about acceptance. Every figure is wall time around what a caller of
-:class:`~draftsmith.context.Context` waits for: host inputs, upload, graph, results back. Each measurement is warmed up
-once, which also builds its graphs; counters tell whether one was built again while time was taken.
+:class:`~draftsmith.context.Context` waits for: host inputs, upload, graph, results back. Each measurement is
+warmed up once, which also builds its graphs; counters tell whether one was built again while time was taken.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .speculative import Sequence_, Speculator
 class Plan:
     """What to measure.
 
-    ``blocks``: rows of a draft, the anchor included; empty: the drafter's own. ``depth``: tokens in the caches before
-    a round.
+    ``blocks``: rows of a draft with its anchor; empty: the drafter's own. ``depth``: tokens in the caches
+    before a round.
     """
 
     prefill: tuple[int, ...] = (512,)
@@ -51,7 +51,7 @@ class Plan:
 class Measurement:
     """One line of a report.
 
-    ``n_tokens``: rows that one repetition computes. ``runs``, ``builds``: graphs run and built over all of them.
+    ``n_tokens``: rows that one repetition computes. ``runs``, ``builds``: graphs run and built over all.
     """
 
     name: str
@@ -151,11 +151,11 @@ class Bench:
         return seconds
 
     def verify(self, block: int) -> float:
-        """The last token and a full draft through the target: choices and features of every row, rows removed again."""
+        """The last token and a full draft through the target: choices and features of every row."""
         return self._verify_and_inject(block)[0]
 
     def inject(self, block: int) -> float:
-        """The features of as many rows into the drafter's cache, rows removed again."""
+        """The features of as many rows into the drafter's cache."""
         return self._verify_and_inject(block)[1]
 
     def _verify_and_inject(self, block: int) -> tuple[float, float]:
@@ -189,7 +189,7 @@ class Bench:
         found: list[int] = self._rng.integers(0, self._n_vocab, n).tolist()
         return found
 
-    # -- whole reports -----------------------------------------------------------------------------------------
+    # -- whole reports -------------------------------------------------------------------------------------
     def measurements(self, plan: Plan) -> Iterator[Measurement]:
         """Everything of a plan, one after the other."""
         for n in plan.prefill:

@@ -99,7 +99,7 @@ class Cells:
         """The newest position of a sequence, -1 when it has none."""
         return int(self.pos[self.seq == seq].max(initial=-1))
 
-    def mask(self, seq: Ints, pos: Ints, causal: bool, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def mask(self, seq: Ints, pos: Ints, causal: bool, dtype: Any) -> NDArray[Any]:
         """0 where a token may see a cell, -inf elsewhere; [n_tokens, n_used]."""
         n = self.n_used
         cell_pos, cell_seq = self.pos[:n], self.seq[:n]
@@ -116,11 +116,12 @@ class Cells:
                 hidden |= cell_pos > pos[:, None]
         if self.window is not None:
             hidden |= pos[:, None] - cell_pos >= self.window
-        return _minus_infinity_where(hidden, dtype)
+        return _minus_infinity_where(hidden, np.dtype(dtype))
 
 
 def _minus_infinity_where(hidden: NDArray[np.bool_], dtype: np.dtype[Any]) -> NDArray[Any]:
     """And 0 elsewhere. The bits of -inf times 0 or 1 are several times faster than a choice."""
     word = np.dtype(f"u{dtype.itemsize}")
     bits = np.array(-np.inf, dtype).view(word)[()]
-    return np.multiply(hidden, bits, dtype=word).view(dtype)
+    mask: NDArray[Any] = np.multiply(hidden, bits, dtype=word).view(dtype)
+    return mask

@@ -114,9 +114,7 @@ class Checker:
 
     def _compare(self, graph: str, named: Named, a: NDArray[np.floating], b: NDArray[np.floating]) -> Comparison:
         x, y = a.astype(np.float64), b.astype(np.float64)
-        # where both are the same infinity there is no difference
-        with np.errstate(invalid="ignore"):
-            difference = np.where(x == y, 0.0, np.abs(x - y))
+        difference = _difference(x, y)
         finite = np.where(np.isfinite(y), y, 0.0)
         scale = float((finite**2).sum()) or 1.0
         nmse = float((difference**2).sum()) / scale
@@ -134,7 +132,13 @@ def _likeliest(values: list[NDArray[np.floating]], mine: NDArray[np.floating]) -
     if len(values) == 1:
         return 0
     fitting = [i for i, v in enumerate(values) if v.size == mine.size]
-    return min(fitting, key=lambda i: float(np.abs(values[i].reshape(mine.shape) - mine).sum()), default=0)
+    return min(fitting, key=lambda i: float(_difference(values[i].reshape(mine.shape), mine).sum()), default=0)
+
+
+def _difference(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Absolute differences; where both are the same infinity there is none."""
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0.0, np.abs(a - b))
 
 
 def _chosen(named: Named, theirs: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.floating]]:

@@ -25,7 +25,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     if c.draft is not None:
         found += [
             ("drafting",
-             f"temperature {c.temperature:g} (greedy), n_max {c.n_max}, n_min {c.n_min}, p_min {c.p_min:g}"),
+             f"{c.sampling}, n_max {c.n_max}, n_min {c.n_min}, p_min {c.p_min:g}"),
             ("rounds", _rounds(report)),
             ("acceptance", _by_position(report)),
         ]
@@ -49,7 +49,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "target": c.target,
         "draft": c.draft,
         "prompt": c.prompt,
-        "temperature": c.temperature,
+        "sampling": c.sampling,
         "n_max": c.n_max,
         "n_min": c.n_min,
         "p_min": c.p_min,

@@ -17,6 +17,7 @@ from draftsmith.tokenizer import Tokenizer, load_tokenizer
 from .context import Context, ContextOptions
 from .model import Model
 from .pairing import Pairing, pair
+from .sampling import SamplingOptions
 from .speculative import Sequence_, Speculator, Statistics, Timing
 
 Progress = Callable[[int, int], "bool | None"]
@@ -29,7 +30,7 @@ class Conditions:
     target: str = ""
     draft: str | None = None
     prompt: str = "token ids"
-    temperature: float = 0.0
+    sampling: str = "temperature 0 (greedy)"
     n_max: int = 0
     n_min: int = 0
     p_min: float = 0.0
@@ -93,6 +94,7 @@ class Session:
         n_max: int | None = None,
         n_min: int = 0,
         p_min: float = 0.0,
+        sampling: SamplingOptions | None = None,
         use_mmap: bool = True,
         progress: Progress | None = None,
         **settings: Any,
@@ -120,6 +122,7 @@ class Session:
         if self.draft_model is not None:
             self.draft = Context(self.draft_model, replace(options, n_ctx=self.target.options.n_ctx))
         self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
+        self.sampling = sampling or SamplingOptions()
         self.report = Report()
 
     @property
@@ -131,7 +134,7 @@ class Session:
 
     def speculator(self) -> Speculator:
         """A fresh loop over this session's contexts (which keep what they hold)."""
-        return Speculator(self.target, self.draft, self.pairing, self.n_max, self.n_min, self.p_min)
+        return Speculator(self.target, self.draft, self.pairing, self.n_max, self.n_min, self.p_min, self.sampling)
 
     def clear(self) -> None:
         """Forget all sequences; the next request is as on a fresh session."""
@@ -147,7 +150,7 @@ class Session:
         from_prompt: bool = False,
         prompt_kind: str = "token ids",
     ) -> Iterator[int]:
-        """Greedy continuation of a prompt, token by token. ``report`` is complete when the iterator ends.
+        """Continuation of a prompt, token by token. ``report`` is complete when the iterator ends.
 
         ``prompt_kind`` names the prompt in the report ("code", "chat"): acceptance depends on it.
 
@@ -192,7 +195,7 @@ class Session:
     def _conditions(self, loop: Speculator, prompt_kind: str) -> Conditions:
         draft = self.draft_model.title if self.draft_model is not None else None
         return Conditions(
-            self.model.title, draft, prompt_kind, n_max=loop.n_max, n_min=loop.n_min, p_min=loop.p_min
+            self.model.title, draft, prompt_kind, str(self.sampling), n_max=loop.n_max, n_min=loop.n_min, p_min=loop.p_min
         )
 
     def _begin(self, loop: Speculator, prompt: Sequence[int], from_prompt: bool) -> tuple[Sequence_, list[int]]:
@@ -211,7 +214,7 @@ class Session:
         ignore_eos: bool = False,
         prompt_kind: str = "plain text",
     ) -> Iterator[str]:
-        """Greedy continuation of a text, piece by piece; stops at end-of-generation tokens and at ``stop`` texts."""
+        """Continuation of a text, piece by piece; stops at end-of-generation tokens and at ``stop`` texts."""
         ids = self.tokenizer.encode(prompt)
         if not ids:
             raise RequestError("the prompt is empty: there is no token to continue")

@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftsmith.dsl.contract import Draft
 from draftsmith.dsl.errors import RequestError
 
 from .batch import Batch
 from .context import Context
 from .pairing import Pairing
+from .sampling import Distribution, Sampler, SamplingOptions, pick
 
 
 @dataclass
@@ -86,8 +89,10 @@ class Speculator:
 
     def __init__(
         self, target: Context, draft: Context | None = None, pairing: Pairing | None = None, n_max: int | None = None,
-        n_min: int = 0, p_min: float = 0.0,
+        n_min: int = 0, p_min: float = 0.0, sampling: SamplingOptions | None = None,
     ) -> None:
+        self.sampler = None if sampling is None or sampling.greedy else Sampler(sampling)
+        self._decides = "argmax" if self.sampler is None else "logits"
         self.target = target
         self.draft = draft
         self.pairing = pairing
@@ -116,7 +121,7 @@ class Speculator:
 
     # -- prompt ----------------------------------------------------------------------------------------
     def prefill(self, tokens: Sequence[int], seq: int = 0, pos: int = 0, want_next: bool = True) -> int | None:
-        """Decode a prompt and give its features to the drafter; returns the target's choice behind it."""
+        """Decode a prompt and give its features to the drafter; returns the token that follows it."""
         if not len(tokens):
             return None
         start = time.perf_counter()
@@ -125,12 +130,12 @@ class Speculator:
         for first, part in batch.parts(self.target.options.n_ubatch):
             last = first + len(part) == len(batch)
             rows = [len(part) - 1] if last and want_next else []
-            results = self.target.run(
-                "decode", part, ("argmax",) if rows else (), rows=rows, taps=self.taps
-            )
+            results = self.target.run("decode", part, (self._decides,) if rows else (), rows=rows, taps=self.taps)
             self.inject(part, results)
-            if rows:
+            if rows and self.sampler is None:
                 choice = int(results["argmax"][0])
+            elif rows:
+                choice = self.sampler.draw(self.sampler.distribution(results["logits"][0]), seq)
         self.timing.prefill += time.perf_counter() - start
         return choice
 
@@ -152,7 +157,11 @@ class Speculator:
         """Keep the newest injected rows of every sequence: after a partial acceptance an earlier one is the last."""
         for seq in np.unique(batch.seq):
             mine = batch.seq == seq
-            self._carried[int(seq)] = (batch.pos[mine], rows[mine])
+            pos, kept = self._carried.get(int(seq), (batch.pos[:0], rows[:0]))
+            enough = 2 * (self.n_max + 1)
+            self._carried[int(seq)] = (
+                np.concatenate([pos, batch.pos[mine]])[-enough:], np.concatenate([kept, rows[mine]])[-enough:]
+            )
 
     def _carried_row(self, s: Sequence_, width: int) -> NDArray[np.float32]:
         """The row of the last committed position; zeros when nothing is committed yet (dflash-family.md LC-12)."""
@@ -161,7 +170,7 @@ class Speculator:
         return rows[at[-1]] if len(at) else np.zeros(width, np.float32)
 
     # -- rounds ----------------------------------------------------------------------------------------
-    def propose(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[list[int]]:
+    def propose(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[list[Draft]]:
         """Draft for every sequence in one batch of equal blocks; the blocks' rows are removed again.
 
         ``limits``: the most drafts wanted for each, applied after drafting (SL-3).
@@ -172,54 +181,90 @@ class Speculator:
         start = time.perf_counter()
         pairing, contract = self.pairing, self.pairing.contract
         rows = pairing.block_tokens(self.n_max)
-        blocks = [Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in sequences]
-        wanted = tuple(contract.outputs(self.p_min))
-        batch = Batch.join(blocks)
+        drawn = self.sampler is not None and self.sampler.options.acceptance == "reject"
+        wanted = tuple(contract.sample_outputs(self.p_min) if drawn else contract.outputs(self.p_min))
+        batch = Batch.join(
+            [Batch.of_tokens([s.last] + [pairing.mask_token] * (rows - 1), s.n_past, s.id) for s in sequences]
+        )
         if contract.carry:
             width = int(self.draft.bound.hparam(contract.width))
             batch.block_rows[contract.carry[1]] = np.stack([self._carried_row(s, width) for s in sequences])
-        outputs = self.draft.run_blocks(contract.draft, batch, wanted, causal=pairing.causal)
-        proposals: list[list[int]] = []
+        try:
+            outputs = self.draft.run_blocks(contract.draft, batch, wanted, causal=pairing.causal)
+        finally:
+            for s in sequences:
+                self.draft.remove(s.id, s.n_past)
+        proposals: list[list[Draft]] = []
         for i, (s, limit) in enumerate(zip(sequences, limits, strict=True)):
-            self.draft.remove(s.id, s.n_past)
             block = {n: a[i * rows : (i + 1) * rows] for n, a in outputs.items()}
-            drafts = contract.propose(block, pairing.first_row, self.n_max, self.p_min)[: max(0, limit)]
+            drafts = self._draw_drafts(block, s) if drawn else self._pick_drafts(block)
+            drafts = drafts[: max(0, limit)]
             proposals.append(drafts if len(drafts) >= self.n_min else [])
         self.timing.draft += time.perf_counter() - start
         return proposals
 
-    def verify(self, sequences: Sequence[Sequence_], drafts: Sequence[Sequence[int]]) -> list[Round]:
-        """Decode last token and drafts of every sequence in one batch; keep what the target chose as well (greedy)."""
+    def _pick_drafts(self, block: dict[str, NDArray[Any]]) -> list[Draft]:
+        assert self.pairing is not None
+        tokens = self.pairing.contract.propose(block, self.pairing.first_row, self.n_max, self.p_min)
+        return [Draft(t) for t in tokens]
+
+    def _draw_drafts(self, block: dict[str, NDArray[Any]], s: Sequence_) -> list[Draft]:
+        assert self.pairing is not None and self.sampler is not None
+        sampler = self.sampler
+
+        def draw(ids: NDArray[Any], logits: NDArray[Any]) -> tuple[int, Distribution]:
+            distribution = sampler.draft_distribution(ids, logits)
+            return pick(distribution.p, sampler.stream(s.id)), distribution
+
+        return self.pairing.contract.sample(block, self.pairing.first_row, self.n_max, self.p_min, draw)
+
+    def verify(self, sequences: Sequence[Sequence_], drafts: Sequence[Sequence[Draft | int]]) -> list[Round]:
+        """Decode last token and drafts of every sequence in one batch; keep what the target agrees to.
+
+        On any error both caches are as before the call.
+        """
         start = time.perf_counter()
-        blocks = [Batch.of_tokens([s.last, *d], s.n_past, s.id) for s, d in zip(sequences, drafts, strict=True)]
-        batch = Batch.join(blocks)
-        choices: list[int] = []
-        parts = list(batch.parts(self.target.options.n_ubatch))
-        injected = 0.0
-        for _, part in parts:
-            results = self.target.run("decode", part, ("argmax",), taps=self.taps)
-            choices += [int(t) for t in results["argmax"]]
-            before = self.timing.inject
-            self.inject(part, results)
-            injected += self.timing.inject - before
+        proposals = [[d if isinstance(d, Draft) else Draft(int(d)) for d in each] for each in drafts]
+        batch = Batch.join([
+            Batch.of_tokens([s.last, *(d.token for d in each)], s.n_past, s.id)
+            for s, each in zip(sequences, proposals, strict=True)
+        ])
+        before = self.timing.inject
+        try:
+            found: list[NDArray[Any]] = []
+            for _, part in batch.parts(self.target.options.n_ubatch):
+                results = self.target.run("decode", part, (self._decides,), taps=self.taps)
+                found.append(results[self._decides])
+                self.inject(part, results)
+        except BaseException:
+            for s in sequences:
+                self._forget(s)
+            raise
+        rows = np.concatenate(found)
         rounds: list[Round] = []
         row = 0
-        for s, d in zip(sequences, drafts, strict=True):
-            chosen = choices[row : row + len(d) + 1]
-            row += len(d) + 1
-            accepted = 0
-            while accepted < len(d) and chosen[accepted] == d[accepted]:
-                accepted += 1
-            self._keep(s, accepted, chosen[accepted])
-            self.statistics.count(len(d), accepted)
-            rounds.append(Round(tuple(d), accepted, tuple(chosen[: accepted + 1])))
-        self.timing.verify += time.perf_counter() - start - injected
+        for s, each in zip(sequences, proposals, strict=True):
+            accepted, tokens = self._accept(rows[row : row + len(each) + 1], each, s)
+            row += len(each) + 1
+            s.n_past += 1 + accepted
+            s.last = tokens[-1]
+            self._forget(s)
+            self.statistics.count(len(each), accepted)
+            rounds.append(Round(tuple(d.token for d in each), accepted, tuple(tokens)))
+        self.timing.verify += time.perf_counter() - start - (self.timing.inject - before)
         return rounds
 
-    def _keep(self, s: Sequence_, accepted: int, following: int) -> None:
-        """Remove what was not accepted from both caches and move on."""
-        s.n_past += 1 + accepted
-        s.last = following
+    def _accept(self, rows: NDArray[Any], drafts: Sequence[Draft], s: Sequence_) -> tuple[int, list[int]]:
+        """How many drafts hold, and the tokens to emit: the accepted ones and one of the target's own."""
+        if self.sampler is not None:
+            return self.sampler.accept(rows, drafts, s.id)
+        accepted = 0
+        while accepted < len(drafts) and int(rows[accepted]) == drafts[accepted].token:
+            accepted += 1
+        return accepted, [int(t) for t in rows[: accepted + 1]]
+
+    def _forget(self, s: Sequence_) -> None:
+        """Remove what lies behind the committed tokens from both caches."""
         self.target.remove(s.id, s.n_past)
         if self.draft is not None:
             self.draft.remove(s.id, s.n_past)

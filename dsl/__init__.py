@@ -6,7 +6,7 @@
 from . import feeds, nn, ops
 from .arch import Architecture, arch, graph, option, tap, tap_last
 from .block import block
-from .contract import Contract, argmax_rows, walk_lattice
+from .contract import Contract, argmax_rows, sample_lattice, sample_rows, walk_lattice
 from .decoder import DecoderHparams, rope
 from .dtypes import GGMLType
 from .expr import exact, log, maximum, minimum, sqrt
@@ -33,6 +33,6 @@ from .specs import (
 __all__ = [
     "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
     "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "layer_group", "log", "matrix", "maximum",
-    "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
+    "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sample_lattice", "sample_rows", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
     "walk_lattice",
 ]

@@ -28,6 +28,25 @@ class Proposal(Protocol):
     ) -> list[int]: ...
 
 
+class Sampled(Protocol):
+    """As :class:`Proposal`, but draws each token: ``draw(ids, logits)`` returns the index drawn and the distribution it was drawn from."""
+
+    def __call__(
+        self, outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float, draw: Draw
+    ) -> list[Draft]: ...
+
+
+Draw = Callable[[NDArray[Any], NDArray[Any]], "tuple[int, Any]"]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A drafted token with the distribution it was drawn from; None when it was not drawn (an arg max)."""
+
+    token: int
+    distribution: Any = None
+
+
 @dataclass(frozen=True)
 class Contract:
     """What a drafter needs of its target and how its block is laid out. Names are hparams or keys of the drafter.
@@ -38,7 +57,7 @@ class Contract:
     ``mask_token``: hparam with the id that fills the block behind the anchor.
     ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
     predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
-    reads, in greedy mode, by whether p_min is in use. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
+    reads, in greedy mode, by whether p_min is in use. ``sample``, ``sample_outputs``: the same for drawn drafts. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
     cannot serve, or None. ``full_blocks``: a block always has ``block_size`` rows, however few drafts are wanted. ``carry``: an output of the
     inject graph and a feed of the draft graph: the output's row of the last committed position is what each block is given.
     """
@@ -51,6 +70,8 @@ class Contract:
     first_row: Callable[[Any], int]
     propose: Proposal
     outputs: Callable[[float], Sequence[str]]
+    sample: Sampled
+    sample_outputs: Callable[[float], Sequence[str]]
     causal: Callable[[Any], bool] = lambda hp: False
     refuse: Callable[[Any, float], str | None] = lambda model, p_min: None
     full_blocks: bool = False
@@ -73,6 +94,40 @@ def walk_lattice(
         if p_min > 0 and 1.0 / np.exp(scores - scores[at]).sum() < p_min:
             break
         drafted.append(int(outputs["candidates"][row][at]))
+    return drafted
+
+
+def sample_lattice(
+    outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float, draw: Draw
+) -> list[Draft]:
+    """As :func:`walk_lattice`, each step drawn from the softmax of the walked predecessor's scores."""
+    drafted: list[Draft] = []
+    at = 0
+    for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
+        scores = outputs["scores"][row][at].astype(np.float64)
+        if p_min > 0 and 1.0 / np.exp(scores - scores.max()).sum() < p_min:
+            break
+        at, distribution = draw(outputs["candidates"][row], scores)
+        drafted.append(Draft(int(outputs["candidates"][row][at]), distribution))
+    return drafted
+
+
+def sample_rows(
+    outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float, draw: Draw
+) -> list[Draft]:
+    """Each row's token drawn from its ten largest logits. Pruning looks only at what is known before the draw, so that acceptance
+    stays lossless (SL-12)."""
+    drafted: list[Draft] = []
+    for row in range(first_row, min(len(outputs["logits"]), first_row + n_max)):
+        if p_min > 0 and "confidence" in outputs and outputs["confidence"][row] < p_min:
+            break
+        logits = outputs["logits"][row]
+        best = np.argsort(-logits, kind="stable")[:10]
+        z = logits[best].astype(np.float64)
+        if p_min > 0 and "confidence" not in outputs and 1.0 / np.exp(z - z[0]).sum() < p_min:
+            break
+        at, distribution = draw(best, z)
+        drafted.append(Draft(int(best[at]), distribution))
     return drafted
 
 

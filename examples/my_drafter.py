@@ -1,7 +1,7 @@
 """A drafter of one's own: DFlash with a learned weight for each target layer that it reads.
 
-DFlash concatenates the hidden states of several target layers and fuses them with one matrix. Here every layer's part is
-first multiplied by a number of its own. Everything else is inherited.
+DFlash concatenates the hidden states of several target layers and fuses them with one matrix. Here every layer's part
+is first multiplied by a number of its own. Everything else is inherited.
 """
 
 from draftsmith.dsl import Value, arch, boolean, feeds, graph, n_tokens, nn, ops, tensor

@@ -36,6 +36,7 @@ from draftsmith.dsl import (
     nn,
     ops,
     rope,
+    sample_rows,
     sqrt,
     tensor,
     tensor_dim,
@@ -117,6 +118,7 @@ class DFlash(Architecture):
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=argmax_rows,
         outputs=lambda p_min: ("argmax", "top_logits") if p_min > 0 else ("argmax",),
+        sample=sample_rows, sample_outputs=lambda p_min: ("logits",),
     )
 
     token_embd = matrix("token_embd.weight", hp.n_embd, hp.n_vocab, optional=True, scaled=False, shared="token_embd")

@@ -6,7 +6,7 @@ path. Paragraphs CV2, SE and LM-3 of the specification of the family.
 
 from collections.abc import Iterator
 
-from draftsmith.dsl import Contract, Value, arch, f32, feeds, graph, matrix, n_block, n_blocks, n_tokens, nn, ops, u32, walk_lattice
+from draftsmith.dsl import Contract, Value, arch, f32, feeds, graph, matrix, n_block, n_blocks, n_tokens, nn, ops, sample_lattice, u32, walk_lattice
 from draftsmith.dsl.bind import BoundModel
 
 from . import dflash
@@ -31,7 +31,7 @@ class DFlash2(dflash.DFlash):
     contract = Contract(
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk_lattice,
-        outputs=lambda p_min: ("candidates", "scores"),
+        outputs=lambda p_min: ("candidates", "scores"), sample=sample_lattice, sample_outputs=lambda p_min: ("candidates", "scores"),
     )
 
     selector_predecessor = matrix("selector_predecessor.weight", hp.n_rank, hp.n_vocab, scaled=False)

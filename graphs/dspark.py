@@ -23,6 +23,7 @@ from draftsmith.dsl import (
     n_tokens,
     nn,
     ops,
+    sample_rows,
     tensor,
     tensor_dim,
     u32,
@@ -66,6 +67,7 @@ class DSpark(dflash.DFlash):
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 0 if hp.sample_from_anchor else 1, causal=lambda hp: bool(hp.causal), propose=confident_rows,
         outputs=lambda p_min: ("argmax", "confidence") if p_min > 0 else ("argmax",), refuse=no_confidence,
+        sample=sample_rows, sample_outputs=lambda p_min: ("logits", "confidence") if p_min > 0 else ("logits",),
     )
 
     markov_w1 = matrix("markov_w1.weight", hp.n_markov, hp.n_vocab, scaled=False)

@@ -26,6 +26,7 @@ from draftsmith.dsl import (
     n_tokens,
     nn,
     ops,
+    sample_lattice,
     sqrt,
     tensor,
     u32,
@@ -96,7 +97,7 @@ class LiLiCorr(dflash.DFlash):
     contract = Contract(
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk_lattice,
-        outputs=lambda p_min: ("candidates", "scores"), full_blocks=True, carry=("fused", "context"),
+        outputs=lambda p_min: ("candidates", "scores"), sample=sample_lattice, sample_outputs=lambda p_min: ("candidates", "scores"), full_blocks=True, carry=("fused", "context"),
     )
 
     correlator = layer_group(CorrelatorLayer, hp.n_corr_layer, first=hp.n_layer)

@@ -1,4 +1,4 @@
-"""``draftsmith bench``: the report's fields and its counters, on the embedded pair. No test looks at a time."""
+"""``draftsmith bench``: the report's fields and its counters, on the embedded pair. No test judges a time."""
 
 from __future__ import annotations
 

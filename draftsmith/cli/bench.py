@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,23 +24,15 @@ if TYPE_CHECKING:
     from draftsmith.bench import Measurement
 
 
-class Sizes(click.ParamType):
+def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Positive numbers with commas between them; "0" or nothing: none."""
-
-    name = "n,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            sizes = tuple(int(part) for part in str(value).split(",") if part.strip())
-        except ValueError:
-            sizes = (-1,)
-        if any(n < 0 for n in sizes):
-            self.fail(f"{value!r} is not a list of sizes such as 128,512", param, ctx)
-        return tuple(n for n in sizes if n)
+    try:
+        sizes = tuple(int(part) for part in value.split(",") if part.strip())
+    except ValueError:
+        sizes = (-1,)
+    if any(n < 0 for n in sizes):
+        raise click.BadParameter(f"{value!r} is not a list of sizes such as 128,512", ctx, param)
+    return tuple(n for n in sizes if n)
 
 
 @click.command("bench", cls=GroupedCommand)
@@ -48,7 +40,8 @@ class Sizes(click.ParamType):
     "-p",
     "--n-prompt",
     "prefill",
-    type=Sizes(),
+    metavar="N,...",
+    callback=_sizes,
     default="512",
     show_default=True,
     cls=GroupedOption,
@@ -59,7 +52,8 @@ class Sizes(click.ParamType):
     "-n",
     "--n-gen",
     "decode",
-    type=Sizes(),
+    metavar="N,...",
+    callback=_sizes,
     default="128",
     show_default=True,
     cls=GroupedOption,
@@ -70,7 +64,8 @@ class Sizes(click.ParamType):
     "-b",
     "--block",
     "blocks",
-    type=Sizes(),
+    metavar="N,...",
+    callback=_sizes,
     default="",
     cls=GroupedOption,
     group=PROMPT,
@@ -121,9 +116,9 @@ def bench(
 ) -> None:
     """Time prefill, decode and the steps of a draft round.
 
-    Tokens are random: speed and memory are what is measured, not acceptance. The context is as large as the longest
-    measurement unless --ctx says otherwise.
-    """  # fmt: skip
+    Tokens are random: speed and memory are what is measured, not acceptance. The context is as large as the
+    longest measurement unless --ctx says otherwise.
+    """
     from draftsmith.bench import Plan, markdown, report
 
     plan = Plan(prefill, decode, blocks, depth, repetitions)

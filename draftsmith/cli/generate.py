@@ -12,6 +12,7 @@ import click
 from .options import (
     OUTPUT,
     PROMPT,
+    SAMPLING,
     GroupedCommand,
     GroupedOption,
     SessionSettings,
@@ -35,8 +36,19 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[F], F]:
          help="Most tokens to generate.")
 @_option("--stop", multiple=True, metavar="TEXT", group=PROMPT, help="End before this text; may be repeated.")
 @_option("--ignore-eos", is_flag=True, group=PROMPT, help="Go on behind the tokens that end a text.")
-@_option("-s", "--seed", type=int, metavar="N", group=PROMPT,
-         help="For sampling, which does not exist yet: greedy decoding takes no random number.")
+@_option("--temp", "--temperature", "temperature", type=float, default=0.0, show_default=True, metavar="T", group=SAMPLING,
+         help="0: greedy, the most likely token each time.")
+@_option("--top-k", type=int, metavar="K", group=SAMPLING, show_default="40",
+         help="Sample from the K most likely tokens; 0: from all.")
+@_option("--top-p", type=float, metavar="P", group=SAMPLING, show_default="0.95",
+         help="Sample from the most likely tokens that make up P; 1: from all.")
+@_option("--min-p", type=float, metavar="P", group=SAMPLING, show_default="0.05",
+         help="Sample from tokens at least P times as likely as the best; 0: from all.")
+@_option("-s", "--seed", type=click.IntRange(min=0), metavar="N", group=SAMPLING, show_default="random",
+         help="Equal seeds give equal texts.")
+@_option("--accept", "acceptance", type=click.Choice(["match", "reject"]), group=SAMPLING, show_default="match",
+         help="How drafts are accepted; both keep the target's distribution. match: as llama.cpp; reject: drafts are drawn "
+              "from the drafter's distribution, and more of them hold.")
 @_option("--stats/--no-stats", default=None, group=OUTPUT, show_default="stats",
          help="Print statistics behind the text.")
 @_option("--json", "as_json", is_flag=True, group=OUTPUT,
@@ -51,17 +63,21 @@ def generate(
     n_predict: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
     seed: int | None,
+    acceptance: str | None,
     stats: bool | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Continue a prompt, with or without a drafter.
 
-    The text goes to standard output as it comes, everything else to standard error. Decoding is greedy: a
-    drafter changes the speed, never the text. Options are named as in llama.cpp.
+    The text goes to standard output as it comes, everything else to standard error. A drafter
+    changes the speed, never what the target would say. Options are named as in llama.cpp.
     """
-    del seed
     if quiet and stats:
         raise click.UsageError("--stats and --quiet exclude one another")
     if "" in stop:
@@ -71,7 +87,18 @@ def generate(
     from .prompt import read_prompt
 
     text = read_prompt(prompt, file)
-    with open_session(settings, quiet) as session:
+    chosen = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed, "acceptance": acceptance}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    idle = [name for name in given if name != "seed"]  # scripts give a seed whatever they do
+    if temperature == 0 and idle:
+        option = f"--{idle[0].replace('_', '-')}".replace("--acceptance", "--accept")
+        raise click.UsageError(f"{option} is for sampling, but the temperature is 0 (give --temp)")
+    if acceptance is not None and not settings.has_drafter:
+        raise click.UsageError("--accept is for a drafter, but none takes part")
+    from draftsmith.sampling import SamplingOptions
+
+    sampling = SamplingOptions(temperature, **given)
+    with open_session(settings, quiet, sampling) as session:
         pieces = session.generate(text, n_predict, stop, ignore_eos, prompt_kind=_kind(file))
         if as_json:
             _print_json(session, "".join(pieces), stats is not False)

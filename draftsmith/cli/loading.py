@@ -13,6 +13,7 @@ from . import failure
 from .options import SessionSettings, is_verbose
 
 if TYPE_CHECKING:
+    from draftsmith.sampling import SamplingOptions
     from draftsmith.session import Session
 
 Progress = Callable[[int, int], None]
@@ -27,7 +28,9 @@ def load_architectures(paths: tuple[str, ...]) -> None:
             registry.load_file(Path(path))
 
 
-def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
+def open_session(
+    settings: SessionSettings, quiet: bool = False, sampling: SamplingOptions | None = None
+) -> Session:
     """Load what was asked for. Says on standard error what was asked for and cannot be had in full."""
     settings.check()
     from draftsmith.session import Session, default_pair
@@ -51,6 +54,7 @@ def open_session(settings: SessionSettings, quiet: bool = False) -> Session:
             n_max=settings.n_max,
             n_min=settings.n_min or 0,
             p_min=settings.p_min or 0.0,
+            sampling=sampling,
             use_mmap=not settings.no_mmap,
             progress=progress,
             n_ctx=settings.n_ctx,

@@ -23,8 +23,8 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 _MODEL, _DRAFT, _RUN, _CONTEXT = "Models", "Drafting", "Devices", "Context"
-PROMPT, OUTPUT = "Prompt and length", "Output"
-_HEADINGS = [PROMPT, _MODEL, _DRAFT, _CONTEXT, _RUN, OUTPUT, "Options"]
+PROMPT, SAMPLING, OUTPUT = "Prompt and length", "Sampling", "Output"
+_HEADINGS = [PROMPT, SAMPLING, _MODEL, _DRAFT, _CONTEXT, _RUN, OUTPUT, "Options"]
 
 
 class GroupedOption(click.Option):

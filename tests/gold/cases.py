@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,5 +165,5 @@ def find_folders(root: Path) -> list[Path]:
     return found
 
 
-def as_tokens(values: Sequence[Any]) -> list[int]:
+def as_tokens(values: Iterable[Any]) -> list[int]:
     return [int(v) for v in values]

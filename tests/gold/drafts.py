@@ -321,5 +321,5 @@ class Drafts:
             if program is not None and runs:  # it does not state its settings: they are those of the first run
                 with self.report.section("program"):
                     how, prompt = loops.settings(runs[0]), as_tokens(program["prompt"])
-                    run = loops.recorded_run(program["harness"])
-                    loops.compare(self.report, "program", both, prompt, run, how, self.ties)
+                    recorded = loops.recorded_run(program["harness"])
+                    loops.compare(self.report, "program", both, prompt, recorded, how, self.ties)

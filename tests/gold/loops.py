@@ -108,7 +108,7 @@ class Loop:
         return left if left > 0 else self.speculator.n_max
 
     def propose(self) -> list[int]:
-        return self.speculator.propose([self.sequence], [self.limit])[0]
+        return [draft.token for draft in self.speculator.propose([self.sequence], [self.limit])[0]]
 
     def verify(self, drafts: Sequence[int]) -> None:
         done = self.speculator.verify([self.sequence], [drafts])[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftsmith.check import Checker, Comparison, check_model
+from draftsmith.check import Checker, Comparison, check_model, default_tolerance
 from draftsmith.codegen.native import Backends
 from draftsmith.codegen.runtime_lib import build_architecture
 from draftsmith.context import Context, ContextOptions
@@ -34,7 +34,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def backends() -> Iterator[Backends]:
-    with Backends(n_threads=2) as made:
+    with Backends(n_threads=1) as made:
         yield made
 
 
@@ -75,8 +75,9 @@ def load(variant: Variant, folder: Path, backends: Backends) -> tuple[Model, Con
     if variant.cls.contract is not None:
         target = Model.load(BY_TITLE["qwen3"].file(small=True).write(folder / "target.gguf"), backends)
     model = Model.load(variant.file(small=True).write(folder / "model.gguf"), backends, target)
-    options = {k: v for k, v in vars(variant.options).items() if k in ("flash_attn", "type_k", "type_v", "rotate", "tap_last")}
-    return model, ContextOptions(n_ctx=128, **options)
+    if not variant.options.flash_attn and not variant.options.type_k.is_quantized:
+        return model, ContextOptions(n_ctx=128, flash_attn=False, type_k=F32, type_v=F32)  # the same source, and no rounding
+    return model, ContextOptions(n_ctx=128, **vars(variant.options))
 
 
 @pytest.mark.parametrize("title", BY_TITLE)
@@ -86,7 +87,10 @@ def test_variant(title: str, tmp_path: Path, backends: Backends) -> None:
     context = Context(model, options)
     assert context.source.text == source(title, True).text, "the file on disk leads to the source of the snapshot"
     n_tokens = 2 * int(context.bound.hparam("block_size")) if title == "lilicorr" else 9
-    assert_all_equal(list(check_model(context, n_tokens)), 25)
+    # fused attention rounds to f16 in every layer, and random weights carry that on; gelu is a table of f16
+    rounding = 1e-3 if options.flash_attn else 1e-5 if context.bound.values.get(("hp", "hidden_activation"), "silu") != "silu" else 0.0
+    tolerance = max(default_tolerance(model, context), rounding)
+    assert_all_equal(list(check_model(context, n_tokens, tolerance=tolerance)), 25)
     context.close()
 
 
@@ -146,8 +150,11 @@ def test_a_library_refuses_a_file_of_another_variant(tmp_path: Path, backends: B
     model_of("dflash.separate_v", model)  # its own: accepted
     with pytest.raises(BackendError, match="every layer without blk.*attn_v"):
         model_of("dflash", model)
-    with pytest.raises(BackendError, match="sinks"):
-        model_of("dflash.mimo", model)
+    off = {"opt.flash_attn": 0, "opt.v_quantized": 0}
+    with pytest.raises(BackendError, match="f_value_scale != 0"):
+        model_of("dflash.mimo", model, **off)
+    with pytest.raises(BackendError, match="every layer has blk.*attn_sinks"):
+        model_of("dflash.mimo", model, f_value_scale=2, **off)
     with pytest.raises(BackendError, match="flash_attn is true"):
         model_of("dflash.separate_v", model, **{"opt.flash_attn": 0})
     with pytest.raises(BackendError, match="f_embedding_scale"):

@@ -32,7 +32,6 @@ SMALL: dict[str, Any] = {
 """Sizes of the files that are run; the canonical ones differ in every one of these."""
 
 FLASH_OFF = Options(flash_attn=False)
-F32_CACHE = Options(flash_attn=False, type_k=GGMLType.f32, type_v=GGMLType.f32)
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class Variant:
 
 
 SPLIT_V = ("attn_v",)
+NVFP4 = {"": GGMLType.nvfp4, "token_embd": GGMLType.f16}
 MIXED = {"{arch}.attention.sliding_window": 24, "{arch}.attention.sliding_window_pattern": [True, True, False, True]}
 
 VARIANTS = [
@@ -77,7 +77,7 @@ VARIANTS = [
         small={"{arch}.attention.key_length": 64, "{arch}.attention.value_length": 64},
     ),
     Variant("qwen3", "tap_last", Recipe(optional=("output",)), Options(tap_last=True)),
-    Variant("qwen3", "scales", Recipe(scales=True, types={"": GGMLType.nvfp4, "token_embd": GGMLType.f16}, optional=("output",))),
+    Variant("qwen3", "scales", Recipe(scales=True, types=NVFP4, optional=("output",))),
     Variant(
         "qwen3", "yarn",
         Recipe({
@@ -88,7 +88,6 @@ VARIANTS = [
     ),
     Variant("dflash", "separate_v", Recipe(optional=SPLIT_V)),
     Variant("dflash", "mixed", Recipe(MIXED, optional=(*SPLIT_V, "token_embd", "output"))),
-    Variant("dflash", "mixed_no_flash", Recipe(MIXED, optional=(*SPLIT_V, "token_embd", "output")), FLASH_OFF),
     Variant("dflash", "sinks", Recipe(MIXED, optional=SPLIT_V, only_layers={"attn_sinks": (0, 1, 3)})),
     Variant(
         "dflash", "gemma",
@@ -100,31 +99,38 @@ VARIANTS = [
             optional=("post_attention_norm", "post_ffw_norm", "layer_output_scale", "rope_freqs"),
             only_layers={"attn_v": (0, 2)},
         ),
+        FLASH_OFF,
         small={"{arch}.rope.dimension_count": 16},
     ),
-    Variant("dflash", "mrope", Recipe({"{arch}.rope.dimension_sections": [4, 2, 2, 0]}, optional=SPLIT_V)),
+    Variant("dflash", "mrope", Recipe({"{arch}.rope.dimension_sections": [4, 2, 2, 0]}, optional=SPLIT_V), FLASH_OFF),
     Variant(
         "dflash", "mimo",
         Recipe({**MIXED, "{arch}.attention.value_scale": 0.7, "{arch}.attention.causal": True}, optional=(*SPLIT_V, "attn_sinks")),
+        FLASH_OFF,
     ),
     Variant(
-        "dflash", "conv", Recipe({"{arch}.conv_kernel_size": 3, "{arch}.conv_group_size": 8}, optional=SPLIT_V),
+        "dflash", "conv", Recipe({"{arch}.conv_kernel_size": 3, "{arch}.conv_group_size": 8}, optional=SPLIT_V), FLASH_OFF,
         small={"{arch}.conv_kernel_size": 2, "{arch}.conv_group_size": 4},
     ),
-    Variant("dflash", "d2t", Recipe(sizes={"n_vocab_draft": 300}, optional=(*SPLIT_V, "d2t", "output")), small_sizes={"n_vocab_draft": 90}),
-    Variant("dflash", "scales", Recipe(scales=True, types={"": GGMLType.nvfp4, "token_embd": GGMLType.f16}, optional=(*SPLIT_V, "output"))),
+    Variant(
+        "dflash", "d2t", Recipe(sizes={"n_vocab_draft": 300}, optional=(*SPLIT_V, "d2t", "output")), FLASH_OFF,
+        small_sizes={"n_vocab_draft": 90},
+    ),
+    Variant("dflash", "scales", Recipe(scales=True, types=NVFP4, optional=(*SPLIT_V, "output"))),
     Variant(
         "dspark", "d2t",
         Recipe(
             {"{arch}.sample_from_anchor": False}, {"n_markov": 64, "n_vocab_draft": 300},
             (*SPLIT_V, "d2t", "output", "conf_proj", "conf_bias"), types={"": GGMLType.f16},
         ),
+        FLASH_OFF,
         small_sizes={"n_markov": 16, "n_vocab_draft": 90},
     ),
-    Variant("dspark", "confidence", Recipe(optional=(*SPLIT_V, "conf_proj"))),
+    Variant("dspark", "confidence", Recipe(optional=(*SPLIT_V, "conf_proj")), FLASH_OFF),
     Variant(
         "dflash2", "softcap",
         Recipe({"{arch}.logit_scale": 0.5, "{arch}.final_logit_softcapping": 20.0, **MIXED}, optional=(*SPLIT_V, "attn_sinks")),
+        FLASH_OFF,
         small={"{arch}.selector_top_k": 3, "{arch}.conv_kernel_size": 3, "{arch}.conv_group_size": 8},
     ),
 ]

@@ -10,9 +10,8 @@
 //   f_embedding_scale == 0
 //   has_conv is false
 //   f_attention_scale == 0
-//   opt.flash_attn is true
-//   opt.k_f32 is false
-//   opt.v_f32 is false
+//   opt.flash_attn is false
+//   opt.v_quantized is false
 //   f_value_scale != 0
 //   hp.hidden_activation == "silu"
 //   has blk.*.attn_v.weight, blk.*.attn_sinks.weight
@@ -200,9 +199,19 @@ ggml_tensor * attention(
     b.g.cb(k, "attention.k.2", layer.il);
     v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:98
     b.g.cb(v, "attention.v.2", layer.il);
-    ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
-    ggml_flash_attn_ext_add_sinks(out, sinks);
-    ggml_prec_set_acc(out, GGML_PREC_F32);
+    ggml_tensor * kq = ggml_mul_mat(ctx, k, q_2); // nn.py:106
+    ggml_prec_set_acc(kq, GGML_PREC_F32);
+    b.g.cb(kq, "attention.kq", layer.il);
+    kq = ggml_soft_max_ext(ctx, kq, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f); // nn.py:107
+    ggml_soft_max_add_sinks(kq, sinks);
+    b.g.cb(kq, "attention.kq.2", layer.il);
+    v = ggml_transpose(ctx, v);
+    v = ggml_cont(ctx, v); // nn.py:110
+    b.g.cb(v, "attention.v.3", layer.il);
+    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // nn.py:111
+    b.g.cb(kqv, "attention.kqv", layer.il);
+    ggml_tensor * out = ggml_permute(ctx, kqv, 0, 2, 1, 3);
+    out = ggml_cont_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:112
     b.g.cb(out, "attention.out", layer.il);
     out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
     b.g.cb(out, "attention.out.2", layer.il);
@@ -422,9 +431,8 @@ void * model_new(const ds_params & params, const ds_tensors & tensors) {
     require(hp.f_embedding_scale == 0.0f, "f_embedding_scale == 0");
     require(params.get_i64("has_conv") == 0, "has_conv is false");
     require(hp.f_attention_scale == 0.0f, "f_attention_scale == 0");
-    require(params.get_i64("opt.flash_attn") == 1, "opt.flash_attn is true");
-    require(params.get_i64("opt.k_f32") == 0, "opt.k_f32 is false");
-    require(params.get_i64("opt.v_f32") == 0, "opt.v_f32 is false");
+    require(params.get_i64("opt.flash_attn") == 0, "opt.flash_attn is false");
+    require(params.get_i64("opt.v_quantized") == 0, "opt.v_quantized is false");
     require(hp.f_value_scale != 0.0f, "f_value_scale != 0");
     require(params.get_i64("hidden_activation=silu") == 1, "hp.hidden_activation == \"silu\"");
     for (const char * name : { "fc.scale", "rope_freqs.weight", "token_embd.weight", "output.weight", "target:output.scale", "d2t" }) {
