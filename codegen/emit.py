@@ -207,7 +207,7 @@ def _graph_function(model: BoundModel, graph: Graph, file: _File) -> Function:
     comment = [_first_sentence(graph.doc)] if graph.doc else []
     if graph.position is not None:
         comment.append(f"{graph.position.short} {graph.name}")
-    prologue = _prologue(writer, body)
+    prologue = _prologue(writer, prefix + body)
     lines = [x.render() for x in prefix] + ([""] if prefix else []) + text
     return Function(f"build_{graph.name}", "void", [], comment, prologue, lines)
 

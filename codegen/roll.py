@@ -93,7 +93,7 @@ def _roll_loop(body: Body, loop: Loop, nodes: list[Node]) -> Rolled:
     groups: dict[str, list[int]] = {}
     outer: list[list[Value]] = []
     for k, mine in enumerate(per_iteration):
-        text, values = _structure(mine)
+        text, values = _structure(mine, {id(v) for n in changing if (v := loop.snapshots[k].get(n)) is not None})
         groups.setdefault(text, []).append(k)
         outer.append(values)
     # 2. which variable each outer value is read from
@@ -149,17 +149,18 @@ def _changing(loop: Loop) -> list[str]:
     return [n for n in names if any(s.get(n) is not loop.snapshots[0].get(n) for s in loop.snapshots[1:])]
 
 
-def _structure(nodes: list[Node]) -> tuple[str, list[Value]]:
-    """Canonical text of an iteration with its outer values as placeholders, and these values in order."""
+def _structure(nodes: list[Node], held: set[int]) -> tuple[str, list[Value]]:
+    """Canonical text of an iteration without the names of outer values, and these values in the order of their uses. ``held``:
+    what the author's changing variables hold; a host input counts as an outer value only there."""
     names: dict[int, str] = {}
     outer: list[Value] = []
     made = {id(r) for node in nodes for r in node.results}
     lines = []
     for number, node in enumerate(nodes):
         for value in node.inputs:
-            local = value.kind in (Kind.NODE, Kind.PARAM) and id(value) not in made
-            if local and id(value) not in names:
-                names[id(value)] = f"outer{len(outer)}"
+            local = value.kind in (Kind.NODE, Kind.PARAM) or (value.kind is Kind.FEED and id(value) in held)
+            if local and id(value) not in made:
+                names[id(value)] = "outer"
                 outer.append(value)
         lines.append(node_text(node, names, number).split(" @")[0])
     return "\n".join(lines), outer
@@ -169,7 +170,7 @@ def _name_reads(
     loop: Loop, members: list[int], outer: list[list[Value]], per_iteration: list[list[Node]], changing: list[str]
 ) -> dict[int, Variant]:
     """Variants of the iterations ``members``, which are equal in structure."""
-    chosen: dict[int, dict[int, str]] = {k: {} for k in members}
+    chosen: list[str | None] = []  # by use of an outer value; None: one and the same value in all iterations
     for slot in range(len(outer[members[0]])):
         common: list[str] | None = None
         for k in members:
@@ -180,24 +181,20 @@ def _name_reads(
         # two names for one value: the one that the author's loop reads before it assigns it
         moving.sort(key=lambda n: n.partition(".")[0] not in _live_in(loop))
         first = outer[members[0]][slot]
-        constant = all(outer[k][slot] is first for k in members)
-        if moving:
-            for k in members:
-                chosen[k][id(outer[k][slot])] = moving[0]
-        elif not constant:
+        if not moving and any(outer[k][slot] is not first for k in members):
             raise GraphError(
                 f"a loop reads {first!r}, which changes from one iteration to the next but is in no local variable when an "
                 "iteration begins: give it a name"
             )
-    groups: dict[tuple[str, ...], int] = {}
-    result: dict[int, Variant] = {}
-    for k in members:
-        key = tuple(chosen[k].values())
-        representative = groups.setdefault(key, k)
-        result[k] = result[representative] if representative in result else Variant(
-            loop.iterations[k], per_iteration[k], chosen[k]
-        )
-    return result
+        chosen.append(moving[0] if moving else None)
+
+    # values that only happen to be one in some iteration (the first) are told apart in another
+    def reads(k: int) -> set[tuple[int, str | None]]:
+        return {(id(value), name) for value, name in zip(outer[k], chosen, strict=True)}
+
+    k = max(members, key=lambda k: (len({value for value, _ in reads(k)}) - len(reads(k)), -k))
+    variant = Variant(loop.iterations[k], per_iteration[k], {value: name for value, name in reads(k) if name is not None})
+    return dict.fromkeys(members, variant)
 
 
 def _decide(

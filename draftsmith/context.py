@@ -172,10 +172,11 @@ class Context:
         return results
 
     def run_blocks(
-        self, graph: str, batch: Batch, outputs: Sequence[str] = (), *, causal: bool = False
+        self, graph: str, batch: Batch, outputs: Sequence[str] = (), *, first_row: int = 0, causal: bool = False
     ) -> dict[str, Array]:
         """Run a graph over whole blocks, in as many runs as it takes: a run holds blocks of one length, at most ``n_ubatch`` rows,
-        and never part of a block (dflash-family.md SL-4). Results are in the order of the batch."""
+        and never part of a block (dflash-family.md SL-4). Results are in the order of the batch. ``first_row``: where the graph selects
+        rows, those of each block before this one are not wanted."""
         blocks = batch.blocks()
         results: list[dict[str, Array]] = []
         at = 0
@@ -188,7 +189,8 @@ class Context:
                 n += 1
             part = batch.part(first, first + n * length)
             part.block_rows = {name: rows[at : at + n] for name, rows in batch.block_rows.items()}
-            results.append(self.run(graph, part, outputs, causal=causal))
+            rows = np.arange(n * length, dtype=np.int32).reshape(n, length)[:, first_row:].reshape(-1) if first_row else None
+            results.append(self.run(graph, part, outputs, rows=rows, causal=causal))
             at += n
         return {name: np.concatenate([r[name] for r in results]) for name in outputs}
 

@@ -181,6 +181,7 @@ class Speculator:
         start = time.perf_counter()
         pairing, contract = self.pairing, self.pairing.contract
         rows = pairing.block_tokens(self.n_max)
+        skipped = pairing.first_row if contract.selects_rows else 0
         drawn = self.sampler is not None and self.sampler.options.acceptance == "reject"
         wanted = tuple(contract.sample_outputs(self.p_min) if drawn else contract.outputs(self.p_min))
         batch = Batch.join(
@@ -190,25 +191,27 @@ class Speculator:
             width = int(self.draft.bound.hparam(contract.width))
             batch.block_rows[contract.carry[1]] = np.stack([self._carried_row(s, width) for s in sequences])
         try:
-            outputs = self.draft.run_blocks(contract.draft, batch, wanted, causal=pairing.causal)
+            outputs = self.draft.run_blocks(contract.draft, batch, wanted, first_row=skipped, causal=pairing.causal)
         finally:
             for s in sequences:
                 self.draft.remove(s.id, s.n_past)
         proposals: list[list[Draft]] = []
         for i, (s, limit) in enumerate(zip(sequences, limits, strict=True)):
-            block = {n: a[i * rows : (i + 1) * rows] for n, a in outputs.items()}
-            drafts = self._draw_drafts(block, s) if drawn else self._pick_drafts(block)
+            given = rows - skipped
+            block = {n: a[i * given : (i + 1) * given] for n, a in outputs.items()}
+            first = pairing.first_row - skipped
+            drafts = self._draw_drafts(block, first, s) if drawn else self._pick_drafts(block, first)
             drafts = drafts[: max(0, limit)]
             proposals.append(drafts if len(drafts) >= self.n_min else [])
         self.timing.draft += time.perf_counter() - start
         return proposals
 
-    def _pick_drafts(self, block: dict[str, NDArray[Any]]) -> list[Draft]:
+    def _pick_drafts(self, block: dict[str, NDArray[Any]], first_row: int) -> list[Draft]:
         assert self.pairing is not None
-        tokens = self.pairing.contract.propose(block, self.pairing.first_row, self.n_max, self.p_min)
+        tokens = self.pairing.contract.propose(block, first_row, self.n_max, self.p_min)
         return [Draft(t) for t in tokens]
 
-    def _draw_drafts(self, block: dict[str, NDArray[Any]], s: Sequence_) -> list[Draft]:
+    def _draw_drafts(self, block: dict[str, NDArray[Any]], first_row: int, s: Sequence_) -> list[Draft]:
         assert self.pairing is not None and self.sampler is not None
         sampler = self.sampler
 
@@ -216,7 +219,7 @@ class Speculator:
             distribution = sampler.draft_distribution(ids, logits)
             return pick(distribution.p, sampler.stream(s.id)), distribution
 
-        return self.pairing.contract.sample(block, self.pairing.first_row, self.n_max, self.p_min, draw)
+        return self.pairing.contract.sample(block, first_row, self.n_max, self.p_min, draw)
 
     def verify(self, sequences: Sequence[Sequence_], drafts: Sequence[Sequence[Draft | int]]) -> list[Round]:
         """Decode last token and drafts of every sequence in one batch; keep what the target agrees to.

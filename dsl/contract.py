@@ -58,7 +58,8 @@ class Contract:
     ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
     predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
     reads, in greedy mode, by whether p_min is in use. ``sample``, ``sample_outputs``: the same for drawn drafts. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
-    cannot serve, or None. ``full_blocks``: a block always has ``block_size`` rows, however few drafts are wanted. ``carry``: an output of the
+    cannot serve, or None. ``selects_rows``: the draft graph takes ``out_rows``: only
+    rows that predict go through the head. ``full_blocks``: a block always has ``block_size`` rows, however few drafts are wanted. ``carry``: an output of the
     inject graph and a feed of the draft graph: the output's row of the last committed position is what each block is given.
     """
 
@@ -74,6 +75,7 @@ class Contract:
     sample_outputs: Callable[[float], Sequence[str]]
     causal: Callable[[Any], bool] = lambda hp: False
     refuse: Callable[[Any, float], str | None] = lambda model, p_min: None
+    selects_rows: bool = False
     full_blocks: bool = False
     carry: tuple[str, str] | None = None
     inject: str = "inject"

@@ -118,7 +118,7 @@ class DFlash(Architecture):
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=argmax_rows,
         outputs=lambda p_min: ("argmax", "top_logits") if p_min > 0 else ("argmax",),
-        sample=sample_rows, sample_outputs=lambda p_min: ("logits",),
+        sample=sample_rows, sample_outputs=lambda p_min: ("logits",), selects_rows=True,
     )
 
     token_embd = matrix("token_embd.weight", hp.n_embd, hp.n_vocab, optional=True, scaled=False, shared="token_embd")
@@ -248,9 +248,9 @@ class DFlash(Architecture):
         return {"fused": fused}
 
     @graph
-    def draft(self, tokens: Value = feeds.tokens) -> dict[str, Value]:
-        """The noise block through all layers and the head; every row (OV-7, FW-17)."""
-        logits = self.head(self.backbone(tokens))
+    def draft(self, tokens: Value = feeds.tokens, out_rows: Value = feeds.out_rows) -> dict[str, Value]:
+        """The noise block through all layers (OV-7, FW-17); the head sees the rows that are wanted."""
+        logits = self.head(ops.get_rows(self.backbone(tokens), out_rows))
         top = ops.top_k(logits, minimum(10, hp.n_vocab))
         rows = ops.reshape(logits, 1, logits.ne[0], logits.ne[1])
         top_logits = ops.reshape(ops.get_rows(rows, top), *top.shape)

@@ -18,6 +18,8 @@ COMMANDS = {
     "inspect": ("draftsmith.cli.inspect_gguf:inspect", "Show what is in a GGUF file and what does not fit."),
     "emit": ("draftsmith.cli.emit:emit", "Write the C++ that is generated for an architecture."),
     "show": ("draftsmith.cli.show:show", "Print the graphs of an architecture as text."),
+    "check": ("draftsmith.cli.check:check", "Compare native results with NumPy, node by node."),
+    "bench": ("draftsmith.cli.bench:bench", "Time prefill, decode and the steps of a draft round."),
     "devices": ("draftsmith.ggml.cli:devices_command", "List the devices that ggml can compute on."),
     "ggml": ("draftsmith.ggml.cli:ggml_group", "Build, inspect or remove the ggml that everything here runs on."),
 }
