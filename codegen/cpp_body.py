@@ -11,11 +11,13 @@ import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from draftsmith.dsl.errors import GraphError
 from draftsmith.dsl.guards import Guard
-from draftsmith.dsl.ir import Apply, Body, Call, Kind, Loop, Node, Value
+from draftsmith.dsl.ir import Apply, Body, Call, Kind, Loop, Node, Ref, Value
 from draftsmith.dsl.labels import ends_statement, labels
+from draftsmith.dsl.verify import states_written
 
 from .cpp_expr import Names, attribute, condition, integer, negate
 from .roll import Choice, Rolled, Straight, Variant, roll
@@ -81,9 +83,10 @@ class Scope:
     held: dict[str, Value | None] = field(default_factory=dict)
     expr: dict[int, str] = field(default_factory=dict)  # id of a value -> C++
     pinned: set[str] = field(default_factory=set)  # may not be overwritten by a temporary
+    carried: dict[str, str] = field(default_factory=dict)  # local variable of the author's loop -> C++ variable
 
     def child(self) -> Scope:
-        return Scope(dict(self.held), dict(self.expr), set(self.pinned))
+        return Scope(dict(self.held), dict(self.expr), set(self.pinned), dict(self.carried))
 
 
 class BodyWriter:
@@ -169,10 +172,10 @@ class BodyWriter:
         comment = node.position.own_short if node.position and statement_ends else ""
         gap = self._gap(node)
         args = [self.ref(v) if v is not None else "nullptr" for v in node.operands]
+        gap += self.readers_first(node, nodes[:i])
         if isinstance(node, Call):
             return gap + self.call(node, args, i, last_use, statement_ends, comment)
         assert isinstance(node, Apply)
-        gap += self.readers_first(node, nodes[:i])
         attrs = {k: attribute(v, self.names) for k, v in node.attrs.items()}
         op = node.op
         text = op.cpp(args, attrs, node)
@@ -199,23 +202,24 @@ class BodyWriter:
         between = (linecache.getline(place[0], n).strip() for n in range(last[2] + 1, place[1]))
         return [Line("")] if any(text == "" for text in between) else []
 
-    def readers_first(self, write: Apply, before: Sequence[Node]) -> list[Line]:
+    def readers_first(self, write: Node, before: Sequence[Node]) -> list[Line]:
         """A write goes into the graph at once; what reads the old state must be there already."""
-        if not (write.op.writes_state and write.op.has_result):
+        written = set(states_written(write))
+        if not written:
             return []
-        state = write.operands[0]
-        assert state is not None
-        seen = {id(state)}
+        seen: set[int] = set()  # views of the old state
         lines = []
         for node in before:
-            if not any(id(v) in seen for v in node.inputs) or not node.results:
+            if not (written & _states_read(node) or any(id(v) in seen for v in node.inputs)):
                 continue
             if isinstance(node, Apply) and node.op.is_view:
                 seen.add(id(node.results[0]))
-            elif not (isinstance(node, Apply) and node.op.writes_state):
-                for result in node.results:
-                    if id(result) in self.scope.expr:
-                        lines.append(Line(f"ggml_build_forward_expand(b.g.gf, {self.scope.expr[id(result)]});"))
+            elif not states_written(node):
+                lines += [
+                    Line(f"ggml_build_forward_expand(b.g.gf, {self.scope.expr[id(result)]});")
+                    for result in node.results
+                    if id(result) in self.scope.expr
+                ]
         return lines
 
     def call(
@@ -249,14 +253,15 @@ class BodyWriter:
             held = self.scope.held[name]
             return name not in self.scope.pinned and (held is None or last_use.get(id(held), -1) <= i)
 
-        for want in ([node.hint] if node.hint else []) + ["cur"]:
+        hint = self.scope.carried.get(node.hint or "", node.hint)
+        for want in ([hint] if hint else []) + ["cur"]:
             want = want if want not in RESERVED else f"{want}_"
             if want not in self.scope.held:
                 return want, True
             if free(want):
                 return want, False
-            if statement_ends and want == node.hint:
-                return self.unique(want), True
+            if statement_ends and want == hint:
+                return self.unique(node.hint or want), True
         return self.unique("cur"), True
 
     def hold(self, variable: str, value: Value) -> None:
@@ -298,15 +303,30 @@ class BodyWriter:
                 lines.append(Line("const auto & state = states.layers[layer.il];", indent=1))
         else:
             lines.append(Line(f"for (int64_t {var} = {start}; {var} < {stop}; ++{var}) {{", comment=_place(rolled.loop)))
+            body = [*self.counted_guards(rolled), *body]
         lines += [line.shifted() for line in body]
         lines.append(Line("}"))
         for name, variable in carried.items():
             if name in last:
                 self.hold(variable, last[name])
-        self.guards += [
-            (rolled.loop.group, [condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in path], guard)
-            for path, guard in rolled.guards
-        ]
+        if rolled.loop.over_layers:
+            self.guards += [(rolled.loop.group, self.path(path), guard) for path, guard in rolled.guards]
+        return lines
+
+    def path(self, taken: Sequence[tuple[Any, bool]]) -> list[str]:
+        """Choices as conditions that hold."""
+        return [condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in taken]
+
+    def counted_guards(self, rolled: Rolled) -> list[Line]:
+        """A choice on the counter that was only ever taken one way: the loop may not run on to where it would be the other."""
+        lines = []
+        for path, guard in rolled.guards:
+            broken = self.path([*path, (guard.question, not guard.answer)])
+            lines += [
+                Line(f"if ({' && '.join(broken)}) {{"),
+                Line(f'throw std::runtime_error("this source was generated for {guard} in every iteration");', indent=1),
+                Line("}"),
+            ]
         return lines
 
     def arms(self, arms: Choice | Variant, carried: dict[str, str]) -> list[Line]:
@@ -318,6 +338,7 @@ class BodyWriter:
     def variant(self, variant: Variant, carried: dict[str, str]) -> list[Line]:
         """One kind of iteration, ending with every carried variable holding its next value."""
         outer, self.scope = self.scope, self.scope.child()
+        self.scope.carried |= carried
         k = variant.iteration.index - int(variant.iteration.loop.start)
         before, after = variant.iteration.loop.snapshots[k], variant.iteration.loop.snapshots[k + 1]
         kept: list[Value] = []
@@ -350,12 +371,15 @@ class BodyWriter:
 
 def merge(question: str, yes: list[Line], no: list[Line], python: bool = False) -> list[Line]:
     """``if`` around what differs; what both begin or end with stands once."""
-    head = 0
-    while head < min(len(yes), len(no)) and yes[head] == no[head]:
-        head += 1
-    tail = 0
-    while tail < min(len(yes), len(no)) - head and _equal_tail(yes[-1 - tail], no[-1 - tail]):
-        tail += 1
+    left, right = _statements(yes), _statements(no)
+    most = min(len(left), len(right))
+    n_head = 0
+    while n_head < most and left[n_head] == right[n_head]:
+        n_head += 1
+    n_tail = 0
+    while n_tail < most - n_head and left[-1 - n_tail] == right[-1 - n_tail]:
+        n_tail += 1
+    head, tail = sum(map(len, left[:n_head])), sum(map(len, left[len(left) - n_tail :]))
     common = yes[len(yes) - tail :]
     parts = [yes[head : len(yes) - tail], no[head : len(no) - tail]]
     hoisted: list[str] = []
@@ -371,8 +395,15 @@ def merge(question: str, yes: list[Line], no: list[Line], python: bool = False) 
     return [*yes[:head], *ahead, *_branches(question, first_part, second_part, python), *(_without(line, hoisted) for line in common)]
 
 
-def _equal_tail(a: Line, b: Line) -> bool:
-    return a.text == b.text and a.declares == b.declares and a.comment == b.comment and a.indent == b.indent
+def _statements(lines: list[Line]) -> list[list[Line]]:
+    """Lines by statement: a block stays whole."""
+    found: list[list[Line]] = []
+    for line in lines:
+        if found and (line.indent > 0 or line.text.startswith(("}", "else"))):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
 
 
 def _without(line: Line, hoisted: list[str]) -> Line:
@@ -389,6 +420,12 @@ def _branches(question: str, yes: list[Line], no: list[Line], python: bool) -> l
     if no:
         lines += [Line(between.format()), *(line.shifted() for line in no)]
     return [*lines, Line(closing.format())] if closing else lines
+
+
+def _states_read(node: Node) -> set[Ref]:
+    """State that a node, or the body it calls, takes as it is."""
+    nodes = [node, *(n for _, n in node.body.walk())] if isinstance(node, Call) else [node]
+    return {v.ref for n in nodes for v in n.inputs if v.kind is Kind.STATE and v.ref is not None}
 
 
 def _inputs(piece: Straight | Rolled) -> list[Value]:

@@ -162,6 +162,8 @@ def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
     writer = BodyWriter(body, _loops_of(body), file.names, f"{block.name}.")
     params = [(p.name or f"p{i}", p) for i, p in enumerate(body.params)]
     lines = writer.write(params)
+    for group, path, guard in writer.guards:
+        _layer_guard(model, group, path, guard, file)
     results = [writer.ref(r) for r in body.results]
     if len(results) == 1:
         lines.append(Line(f"return {results[0]};"))

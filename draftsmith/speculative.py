@@ -132,9 +132,11 @@ class Speculator:
             rows = [len(part) - 1] if last and want_next else []
             results = self.target.run("decode", part, (self._decides,) if rows else (), rows=rows, taps=self.taps)
             self.inject(part, results)
-            if rows and self.sampler is None:
+            if not rows:
+                continue
+            if self.sampler is None:
                 choice = int(results["argmax"][0])
-            elif rows:
+            else:
                 choice = self.sampler.draw(self.sampler.distribution(results["logits"][0]), seq)
         self.timing.prefill += time.perf_counter() - start
         return choice

@@ -78,7 +78,7 @@ class Value:
 
     def __init__(
         self,
-        shape: Sequence[Sym | int],
+        shape: Sequence[Sym | int | float],
         dtype: GGMLType,
         kind: Kind,
         *,

@@ -46,8 +46,8 @@ class Cost:
 class OpMeta(type):
     """Calling a declared op adds it to the graph being traced: ``mul_mat(w, x)`` is a tensor, not an ``Op``."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Value:  # type: ignore[override]
-        declared = TABLE.get(getattr(cls, "name", ""))
+    def __call__(cls, *args: Any, **kwargs: Any) -> Value:
+        declared: Any = TABLE.get(getattr(cls, "name", ""))
         if declared is None or type(declared) is not cls:
             raise RuntimeError(f"{cls.__name__} is not an entry of the op table (decorate it with @op)")
         return _call(declared, args, kwargs)
@@ -131,6 +131,11 @@ class Op(metaclass=OpMeta):
         n = count(result)
         moved = sum(nbytes(v) for v in operands if v is not None) + nbytes(result)
         return Cost(0.0 if self.is_view else n, 0.0 if self.is_view else moved)
+
+    @classmethod
+    def of(cls, *args: Any, **kwargs: Any) -> Value:
+        """What calling the class does, for functions that give an op another signature."""
+        return _call(TABLE[cls.name], args, kwargs)
 
     # -- for declarations ---------------------------------------------------------------------------
     def fail(self, message: str, *operands: Value | None, hint: str = "") -> NoReturn:

@@ -260,7 +260,7 @@ class LayerGroup:
     layers of their own behind the backbone's."""
 
     layer: type
-    count: Sym
+    count: SymLike
     first: SymLike = 0
     name: str = ""
     position: source.Position | None = field(default_factory=lambda: source.here())
@@ -272,7 +272,7 @@ class LayerGroup:
         return self if instance is None else instance.group(self)  # type: ignore[attr-defined]
 
 
-def layer_group(layer: type, count: Sym, first: SymLike = 0) -> Any:
+def layer_group(layer: type, count: SymLike, first: SymLike = 0) -> Any:
     """Iterating over it is a loop over its layers; ``.only`` is the layer of a group of one."""
     return LayerGroup(layer, count, first)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import guards, source
 from .errors import GraphError, ShapeError
-from .expr import Atom, Scope, Sym
+from .expr import Atom, Scope, Sym, SymLike
 from .guards import Guard
 from .ir import Apply, Block, Body, Iteration, Kind, Loop, Node, Ref, Value
 from .source import Position
@@ -71,7 +71,7 @@ class Tracer:
             self._seen.add(guard.key)
             self.guards.append(guard)
 
-    def feed(self, field: str, shape: Sequence[Sym | int], dtype: Any) -> Value:
+    def feed(self, field: str, shape: Sequence[SymLike], dtype: Any) -> Value:
         """The host input of that name, made on first use."""
         if field not in self.feeds:
             self.feeds[field] = Value(shape, dtype, Kind.FEED, name=field, ref=Ref(field))

@@ -7,6 +7,7 @@ heads build on this class. Paragraph numbers (OV, FW, EM, LM, CV2, RP) are those
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from draftsmith.dsl import (
     Architecture,
@@ -68,7 +69,7 @@ n_conv_groups = exact(hp.n_embd, hp.n_conv_group)
 """Channels that share the values of one kernel form a group; how many groups there are."""
 
 
-def has_conv(hp):
+def has_conv(hp: Any) -> Any:
     return hp.has_conv
 
 
@@ -166,7 +167,7 @@ class DFlash(Architecture):
             per_channel = ops.repeat_4d(per_group, hp.n_conv_group, n_conv_groups, x.ne[1])
             weight = ops.add(ops.reshape(per_channel, hp.n_embd, n_block, n_blocks), ops.select(base, 1, t))
             term = ops.mul(weight, ops.slice_(rows, 1, reach - t, n_block))
-            out = term if t == 0 else out + term  # noqa: F821 (bound by the first iteration)
+            out: Value = term if t == 0 else out + term
         return ops.reshape(out, hp.n_embd, x.ne[1])
 
     def conv_side(self, x: Value, mix: Value, base: Value, side: int) -> Value:

@@ -6,6 +6,7 @@ specification of the family.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from draftsmith.dsl import (
     Contract,
@@ -58,6 +59,9 @@ F_LAYER_NORM_EPS = 1e-5
 """Of the feature norm; the model's own eps serves every other (LC-14)."""
 
 
+CONTEXT: Any = Feed("context", GGMLType.f32, (hp.n_embd, n_seqs))
+
+
 class CorrelatorLayer(Layer):
     attn_norm = tensor("blk.{il}.attn_norm.weight", hp.n_hidden)
     attn_in = matrix("lilicorr.layers.{i}.attn.in_proj.weight", hp.n_hidden, 3 * hp.n_hidden, scaled=False)
@@ -80,7 +84,7 @@ class FeatureLayer(Layer):
     down_bias = tensor("blk.{il}.ffn_down.bias", hp.n_hidden)
 
 
-def narrower(hp):
+def narrower(hp: Any) -> Any:
     return hp.n_hidden != hp.n_embd
 
 
@@ -202,7 +206,7 @@ class LiLiCorr(dflash.DFlash):
 
     @graph
     def draft(
-        self, tokens: Value = feeds.tokens, context: Value = Feed("context", GGMLType.f32, (hp.n_embd, n_seqs))
+        self, tokens: Value = feeds.tokens, context: Value = CONTEXT
     ) -> dict[str, Value]:
         """Full blocks through the backbone; per row C candidates and C*C scores, predecessor by candidate (LC-9). ``context``: for
         each block the fused row of the last committed position (LC-12)."""

@@ -88,7 +88,7 @@ def generate(
 
     text = read_prompt(prompt, file)
     chosen = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed, "acceptance": acceptance}
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
     idle = [name for name in given if name != "seed"]  # scripts give a seed whatever they do
     if temperature == 0 and idle:
         option = f"--{idle[0].replace('_', '-')}".replace("--acceptance", "--accept")

@@ -54,7 +54,7 @@ class _cont(Moving):
 
 def cont(a: Value, *dims: SymLike) -> Value:
     """A contiguous copy of ``a``; with ``dims``, of that shape."""
-    return _cont(a, dims=tuple(dims) or None)
+    return _cont.of(a, dims=tuple(dims) or None)
 
 
 @op
@@ -140,7 +140,7 @@ class _repeat_4d(Tiling):
 
 def repeat_4d(a: Value, *dims: SymLike) -> Value:
     """``a`` tiled to ``dims``."""
-    return _repeat_4d(a, dims=tuple(dims))
+    return _repeat_4d.of(a, dims=tuple(dims))
 
 
 _CASTS = {F32: WRITABLE | {I32}, F16: WRITABLE, BF16: WRITABLE, I32: frozenset({F32, I32})}

@@ -76,7 +76,7 @@ class _full(Created):
 
 def full(dims: Sequence[SymLike], value: SymLike, dtype: GGMLType = F32) -> Value:
     """A new tensor of shape ``dims`` (ggml order), every element ``value``."""
-    return _full(dims=tuple(dims), value=value, dtype=dtype)
+    return _full.of(dims=tuple(dims), value=value, dtype=dtype)
 
 
 @op

@@ -209,4 +209,4 @@ def rope_multi(
 ) -> Value:
     """M-RoPE: ``sections`` are the pairs that turn by each of the four positions (time, height, width, extra)."""
     given = [*sections, 0, 0, 0, 0][:4]
-    return _rope_multi(a, pos, factors, n_dims=n_dims, **dict(zip(_SECTIONS, given, strict=True)), **attrs)
+    return _rope_multi.of(a, pos, factors, n_dims=n_dims, **dict(zip(_SECTIONS, given, strict=True)), **attrs)

@@ -43,7 +43,7 @@ class _reshape(Op):
 
 def reshape(a: Value, *dims: SymLike) -> Value:
     """``a`` with shape ``dims`` (ggml order)."""
-    return _reshape(a, dims=tuple(dims))
+    return _reshape.of(a, dims=tuple(dims))
 
 
 @op
@@ -84,7 +84,7 @@ def _moved(dims: Four, axes: Sequence[int]) -> Four:
 
 def permute(a: Value, *axes: int) -> Value:
     """ggml_permute: where each dimension goes."""
-    return _permute(a, axes=tuple(axes))
+    return _permute.of(a, axes=tuple(axes))
 
 
 @op
@@ -160,7 +160,7 @@ class _slice(Window):
 
 def slice_(a: Value, axis: int, start: SymLike, length: SymLike) -> Value:
     """``length`` entries of dimension ``axis`` of ``a``, beginning at ``start``."""
-    return _slice(a, axis=axis, start=start, length=length)
+    return _slice.of(a, axis=axis, start=start, length=length)
 
 
 def first_rows(a: Value, n: SymLike) -> Value:
@@ -197,4 +197,4 @@ class _select(Window):
 
 def select(a: Value, axis: int, index: SymLike) -> Value:
     """Entry ``index`` of dimension ``axis`` (1 or more) of ``a``, without that dimension."""
-    return _select(a, axis=axis, index=index)
+    return _select.of(a, axis=axis, index=index)

@@ -51,7 +51,7 @@ class _store(Op):
 
 def store(state: Value, rows: Value, cells: Value) -> Value:
     """Write ``rows`` [width, n] to ``cells`` i64 [n] of a state tensor; reads must use what this returns."""
-    return _store(state, rows, cells)
+    return _store.of(state, rows, cells)
 
 
 @op
@@ -81,4 +81,4 @@ class _tap(Op):
 
 def tap(a: Value, name: str, il: Any) -> Value:
     """Offer ``a`` to the caller under a name and layer."""
-    return _tap(a, name=name, il=il)
+    return _tap.of(a, name=name, il=il)

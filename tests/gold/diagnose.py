@@ -14,7 +14,7 @@ from draftsmith.codegen.native import NodeInfo
 from draftsmith.model import Model
 
 from .cases import REFERENCE, Array, Case, npz
-from .engine import contract_of, opened
+from .engine import blocks_of, contract_of, opened
 from .report import Report
 
 CLOSE = 1e-3
@@ -28,15 +28,15 @@ def draft(case: Case, report: Report, model: Model) -> None:
     kept = [int(t) for t in trace["inject_tokens_kept"]]
     s = case.data["sequences"][0]
     contract = contract_of(model)
-    with model.bound().binding({}):
-        causal = bool(contract.causal(model.cls.hparams))
     features, block = case.array(s["features"]), s["draft1"]["block_tokens"]
     with report.section("diagnosis"), opened(model, REFERENCE, len(features) + len(block)) as context:
-        context.run(contract.inject, Batch.of_features(features, int(s["inject_pos"][0])), causal=False, trace=True)
+        rows = Batch.of_features(features, int(s["inject_pos"][0]))
+        fused = context.run(contract.inject, rows, ("fused",), causal=False, trace=True)["fused"]
         inner = {n: a for n, a in recorded.items() if n.startswith("inject.")}
         if first_missing(report, inner, context.native.nodes(), len(features), kept):
             return
-        context.run(contract.draft, Batch.of_tokens(block, int(s["draft1"]["pos0"])), causal=causal, trace=True)
+        batch, causal = blocks_of(model, [Batch.of_tokens(block, int(s["draft1"]["pos0"]))], fused[-1:])
+        context.run(contract.draft, batch, causal=causal, trace=True)
         inner = {n: a for n, a in recorded.items() if n.startswith("draft1.")}
         first_missing(report, inner, context.native.nodes(), len(block), range(len(block)))
 

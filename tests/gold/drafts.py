@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Play:
     sequences: Sequence[Record]
     chunks: int = 1
     suffix: str = ""
+    fused: dict[int, Array] = field(default_factory=dict)
+    """The injected row before the next block, of each sequence."""
 
     @property
     def n_seqs(self) -> int:
@@ -149,16 +151,22 @@ class Drafts:
                     self.inject(context, play, part, "draft1", s)
 
     def inject(self, context: Context, play: Play, rows: Batch, draft: str, sequence: Record) -> None:
-        """Write the cache; where the encoder's row before the block was recorded, compare it."""
-        name = f"{play.mode}_{draft}_context_{play.cfg.name}"
+        """Write the cache; keep the encoder's row before the block, and compare it where it was recorded."""
+        found = inject(context, rows, ("fused",))["fused"]
         before = np.flatnonzero(rows.pos == int(sequence[draft]["pos0"]) - 1)
-        if name not in self.manifest["outputs"] or not len(before):
-            inject(context, rows)
+        if not len(before):
             return
-        found = inject(context, rows, ("fused",))["fused"][before[0]]
-        i = list(play.sequences).index(sequence)
-        label = play.label(play.mode, draft, f"context of sequence {i}")
-        self.compare(play, label, name, found, self.case.output(name)[i], f"{draft}_context")
+        row = play.fused[int(sequence["seq_id"])] = found[before[0]]
+        name = f"{play.mode}_{draft}_context_{play.cfg.name}"
+        if name in self.manifest["outputs"]:
+            i = list(play.sequences).index(sequence)
+            label = play.label(play.mode, draft, f"context of sequence {i}")
+            self.compare(play, label, name, row, self.case.output(name)[i], f"{draft}_context")
+
+    def carried(self, play: Play) -> list[Array]:
+        """What a drafter is given beside each block; zeros where nothing is injected yet."""
+        width = int(self.draft.bound().hparam(self.contract.width))
+        return [play.fused.get(int(s["seq_id"]), np.zeros(width, np.float32)) for s in play.sequences]
 
     # -- one block -----------------------------------------------------------------------------------------------
     def block(self, context: Context, play: Play, draft: str, mode: str, tokens: Sequence[Sequence[int]]) -> None:
@@ -173,7 +181,7 @@ class Drafts:
         # the reference leaves the Markov head out of a block longer than trained
         raw = n_rows > self.block_size and "base_logits" in self.has
         wanted = ["base_logits" if raw else "logits", "argmax", "confidence", "candidates", "scores"]
-        outputs = draft_blocks(context, blocks, [*wanted, *self.contract.outputs(0.0)])
+        outputs = draft_blocks(context, blocks, [*wanted, *self.contract.outputs(0.0)], self.carried(play))
         for s in play.sequences:
             context.remove(int(s["seq_id"]), int(s[draft]["pos0"]))
         found, logits = outputs[wanted[0]], self.case.output(recorded["logits"])
@@ -260,7 +268,7 @@ class Drafts:
         with opened(alone, REFERENCE, len(s["prompt"]) + len(tokens), play.n_seqs) as context:
             self.inject_prompts(context, play)
             block = Batch.of_tokens(tokens, int(s["draft1"]["pos0"]), int(s["seq_id"]))
-            found = draft_blocks(context, [block], ("logits",))["logits"]
+            found = draft_blocks(context, [block], ("logits",), self.carried(play))["logits"]
         label = play.label("single", "draft1", "logits")
         self.compare(play, label, name, found, self.case.output(name), "draft1_logits")
 

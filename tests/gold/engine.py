@@ -75,21 +75,33 @@ def contract_of(model: Model) -> Contract:
     return contract
 
 
-def draft_blocks(context: Context, blocks: Sequence[Batch], outputs: Iterable[str]) -> dict[str, Array]:
+def blocks_of(model: Model, blocks: Sequence[Batch], carried: Sequence[Array] = ()) -> tuple[Batch, bool]:
+    """Blocks as one batch, and whether their rows see only rows before them. ``carried``: for each block the injected row
+    before it, which some drafters are given again."""
+    contract = contract_of(model)
+    with model.bound().binding({}):
+        causal = bool(contract.causal(model.cls.hparams))
+    batch = Batch.join(blocks)
+    if contract.carry is not None:
+        batch.block_rows[contract.carry[1]] = np.stack(carried)
+    return batch, causal
+
+
+def draft_blocks(
+    context: Context, blocks: Sequence[Batch], outputs: Iterable[str], carried: Sequence[Array] = ()
+) -> dict[str, Array]:
     """Blocks of one length through a drafter: outputs by [block, row], without those that the graph lacks."""
     contract = contract_of(context.model)
-    with context.bound.binding({}):
-        causal = bool(contract.causal(context.model.cls.hparams))
+    batch, causal = blocks_of(context.model, blocks, carried)
     known = context.graphs[contract.draft].outputs
     wanted = [name for name in dict.fromkeys(outputs) if name in known]
-    results = context.run_blocks(contract.draft, Batch.join(blocks), wanted, causal=causal)
+    results = context.run_blocks(contract.draft, batch, wanted, causal=causal)
     return {name: a.reshape(len(blocks), -1, *a.shape[1:]) for name, a in results.items()}
 
 
 def inject(context: Context, rows: Batch, outputs: Sequence[str] = ()) -> dict[str, Array]:
-    """Feature rows into a drafter's cache; nothing to do for none."""
+    """Feature rows into a drafter's cache."""
     contract = contract_of(context.model)
-    results = [
-        context.run(contract.inject, part, outputs, causal=False) for _, part in rows.parts(context.options.n_ubatch)
-    ]
+    parts = rows.parts(context.options.n_ubatch)
+    results = [context.run(contract.inject, part, outputs, causal=False) for _, part in parts]
     return {name: np.concatenate([r[name] for r in results]) for name in outputs}

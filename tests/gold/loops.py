@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -157,8 +156,8 @@ def follow(
         if own != drafts:
             verdict = Judgement(0.0, "no block was drafted")
             if blocks:
-                first_row = engine.pairing.first_row
-                verdict = judge(blocks[-1], own, drafts, first_row, how.p_min, ties, is_chain(outputs))
+                block, first_row = blocks[-1]
+                verdict = judge(block, own, drafts, first_row, how.p_min, ties, is_chain(outputs))
             n_ties += not verdict.problem
             widest = max(widest, verdict.tie)
             if verdict.problem:
@@ -172,15 +171,19 @@ def follow(
     return loop.done
 
 
-def _watched(pairing: Pairing, known: Iterable[str]) -> tuple[Pairing, list[dict[str, Array]]]:
-    """The pairing with a drafter that leaves the outputs of its blocks in a list."""
+Block = tuple[dict[str, Array], int]
+"""The outputs of a drafted block, and the first of their rows that predicts."""
+
+
+def _watched(pairing: Pairing, known: Iterable[str]) -> tuple[Pairing, list[Block]]:
+    """The pairing with a drafter that leaves its blocks in a list."""
     contract = pairing.contract
     known = set(known)
-    blocks: list[dict[str, Array]] = []
+    blocks: list[Block] = []
 
-    def propose(outputs: Mapping[str, Array], *args: Any, **kwargs: Any) -> list[int]:
-        blocks.append({n: np.array(a) for n, a in outputs.items()})
-        return list(contract.propose(outputs, *args, **kwargs))
+    def propose(outputs: Mapping[str, Array], first_row: int, n_max: int, p_min: float) -> list[int]:
+        blocks.append(({n: np.array(a) for n, a in outputs.items()}, first_row))
+        return list(contract.propose(outputs, first_row, n_max, p_min))
 
     def outputs(p_min: float) -> tuple[str, ...]:
         more = [n for n in ("logits", "confidence", "candidates", "scores", "top_logits") if n in known]
