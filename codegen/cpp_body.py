@@ -100,7 +100,7 @@ class BodyWriter:
         self.pieces = roll(body, loops)
         self.guards: list[tuple[str, list[str], Guard]] = []
         self.labels = labels(body, prefix)
-        self._last: tuple[str, int, int] | None = None
+        self._last: tuple[tuple[str, int, int] | None, str] = (None, "")
 
     # -- values ------------------------------------------------------------------------------------
     def ref(self, value: Value) -> str:
@@ -195,9 +195,11 @@ class BodyWriter:
 
     def _gap(self, node: Node) -> list[Line]:
         """A blank line where the author left one."""
-        place = node.position.own if node.position else None
-        last, self._last = self._last, place or self._last
-        if place is None or last is None or last[0] != place[0] or not last[2] < place[1]:
+        if node.position is None:
+            return []
+        place, function = node.position.own, node.position.function
+        (last, last_function), self._last = self._last, (place, function)
+        if last is None or last_function != function or last[0] != place[0] or not last[2] < place[1]:
             return []
         between = (linecache.getline(place[0], n).strip() for n in range(last[2] + 1, place[1]))
         return [Line("")] if any(text == "" for text in between) else []
@@ -352,20 +354,33 @@ class BodyWriter:
         for value in variant.nodes and _inputs(Straight(variant.nodes)):
             if id(value) in variant.reads:
                 self.scope.expr[id(value)] = carried[variant.reads[id(value)]]
-        made = {id(r) for node in variant.nodes for r in node.results}
         for variable, held in outer.held.items():
             if variable not in carried.values() and held is not None:
                 self.scope.pinned.add(variable)  # a value of outside the loop is needed in the next iteration too
+        self._last = (None, "")
         lines = self.straight(variant.nodes, kept)
-        for name, variable in carried.items():
-            following = after.get(name)
-            if following is not None and following is not before.get(name):
-                text = self.scope.expr.get(id(following)) or self.ref(following)
-                if text != variable:
-                    lines.append(Line(f"{variable} = {text};"))
-                    if id(following) in made:
-                        self.hold(variable, following)
+        lines += self.moves({
+            variable: self.ref(after[name])
+            for name, variable in carried.items()
+            if name in after and after[name] is not before.get(name)
+        })
         self.scope = outer
+        return lines
+
+
+    def moves(self, wanted: dict[str, str]) -> list[Line]:
+        """Assignments that take effect all at once, as those of ``a, b = b, a``: none overwrites what another still reads."""
+        pending = {variable: text for variable, text in wanted.items() if text != variable}
+        lines = []
+        while pending:
+            free = next((v for v in pending if v not in (text for w, text in pending.items() if w != v)), None)
+            if free is None:
+                free = next(iter(pending))
+                spare = self.unique("cur")
+                self.scope.held[spare] = None
+                lines.append(Line(f"{{type}}{spare} = {free};", (spare,)))
+                pending = {v: spare if text == free else text for v, text in pending.items()}
+            lines.append(Line(f"{free} = {pending.pop(free)};"))
         return lines
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import GraphError
-from draftsmith.dsl.expr import PRESENT, Atom, Choice, Cond, Const, Flag, Matches, Scope, Sym
+from draftsmith.dsl.expr import PRESENT, Atom, Choice, Cond, Const, Flag, Matches, Scope, Sym, binds_right
 
 _LEVEL = {"+": 1, "-": 1, "*": 2, "//": 2, "exact": 2, "/": 2, "%": 2}
 _FUNCTION = {"sqrt": "sqrtf", "log": "logf", "min": "std::min", "max": "std::max"}
@@ -46,7 +46,7 @@ def integer(x: Sym, names: Names, level: int = 0) -> str:
         raise GraphError(f"`{x}` is not an integer expression")
     mine = _LEVEL[x.op]
     a = integer(x.args[0], names, mine)
-    b = integer(x.args[1], names, mine + (x.op not in "+*"))
+    b = integer(x.args[1], names, mine + binds_right(x))
     op = {"//": "/", "exact": "/"}.get(x.op, x.op)
     text = f"{a} {op} {b}" if mine == 1 else f"{a}{op}{b}"
     return f"({text})" if mine < level else text
@@ -63,7 +63,7 @@ def real(x: Sym, names: Names, level: int = 0) -> str:
     if x.op in _FUNCTION:
         return f"{_FUNCTION[x.op]}({', '.join(real(v, names) for v in x.args)})"
     mine = _LEVEL[x.op]
-    a, b = real(x.args[0], names, mine), real(x.args[1], names, mine + (x.op not in "+*"))
+    a, b = real(x.args[0], names, mine), real(x.args[1], names, mine + binds_right(x))
     text = f"{a} {x.op} {b}" if mine == 1 else f"{a}{x.op}{b}"
     return f"({text})" if mine < level else text
 

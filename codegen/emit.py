@@ -405,7 +405,7 @@ def _guard_text(file: _File) -> list[str]:
     lines += [f"every layer{_of(name)}: {text}" for name, _, text in file.layer_checks]
     for word, entries in (("has", file.present), ("without", file.absent)):
         if entries:
-            shown = ", ".join(asked.replace("{il}", "*").replace("{i}", "*") for _, asked in entries)
+            shown = ", ".join(dict.fromkeys(asked.replace("{il}", "*").replace("{i}", "*") for _, asked in entries))
             lines += textwrap.wrap(f"{word} {shown}", 110, subsequent_indent="    ", break_on_hyphens=False)
     return lines
 

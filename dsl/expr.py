@@ -501,6 +501,11 @@ def to_text(x: Sym) -> str:
     return _text(x, 0)
 
 
+def binds_right(x: Sym) -> bool:
+    """Whether the right operand needs brackets at its own level: behind - and /, and a quotient behind *, where integers round."""
+    return x.op not in "+*" or (x.op == "*" and x.args[1].op in ("//", "exact", "%", "/"))
+
+
 def _text(x: Sym, level: int) -> str:
     if isinstance(x, Const):
         return repr(x.args[0])
@@ -508,7 +513,7 @@ def _text(x: Sym, level: int) -> str:
         return x.name
     if x.op in _LEVEL:
         mine = _LEVEL[x.op]
-        left, right = _text(x.args[0], mine), _text(x.args[1], mine + (x.op != "+" and x.op != "*"))
+        left, right = _text(x.args[0], mine), _text(x.args[1], mine + binds_right(x))
         op = "//" if x.op == "exact" else x.op
         sep = f" {op} " if mine == 1 else op
         body = f"{left}{sep}{right}"

@@ -48,7 +48,7 @@ class OpMeta(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Value:
         declared: Any = TABLE.get(getattr(cls, "name", ""))
-        if declared is None or type(declared) is not cls:
+        if declared is None or declared.__class__ != cls:
             raise RuntimeError(f"{cls.__name__} is not an entry of the op table (decorate it with @op)")
         return _call(declared, args, kwargs)
 

@@ -110,11 +110,9 @@ class DSpark(dflash.DFlash):
             all_logits = ops.put(all_logits, self.at(logits), 1, i)
             all_tokens = ops.put(all_tokens, ops.reshape(token, 1, n_blocks), 0, i)
 
-        outputs = {
-            "logits": ops.reshape(all_logits, hp.n_vocab, n_tokens),
-            "argmax": ops.reshape(all_tokens, n_tokens),
-            "base_logits": base,
-        }
+        logits = ops.reshape(all_logits, hp.n_vocab, n_tokens)
+        argmax = ops.reshape(all_tokens, n_tokens)
+        outputs = {"logits": logits, "argmax": argmax, "base_logits": base}
         if self.conf_proj is not None:
             seen = ops.concat(hidden, ops.reshape(all_before, hp.n_markov, n_tokens), axis=0)
             confidence = nn.linear(self.conf_proj, seen)

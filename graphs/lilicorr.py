@@ -131,7 +131,7 @@ class LiLiCorr(dflash.DFlash):
 
     # -- candidates --------------------------------------------------------------------------------------
     @block
-    def candidates(self, logits: Value) -> tuple[Value, Value]:
+    def best_candidates(self, logits: Value) -> tuple[Value, Value]:
         """The C best tokens of each row, best first, and the features of each: log-probability over the whole vocabulary, its
         exponential, its distance from the best, rank, whether best (LC-1). The log-softmax is a true one (LC-14)."""
         rows = logits.ne[1]
@@ -151,7 +151,8 @@ class LiLiCorr(dflash.DFlash):
         features = self.column(log_p)
         for column in (ops.exp(log_p), below_best, relative_rank, is_best):
             features = ops.concat(features, self.column(column), axis=0)
-        return ids, ops.reshape(features, 5, hp.n_candidates * rows)
+        features = ops.reshape(features, 5, hp.n_candidates * rows)
+        return ids, features
 
     @staticmethod
     def column(x: Value) -> Value:
@@ -159,7 +160,7 @@ class LiLiCorr(dflash.DFlash):
 
     def items(self, logits: Value, hidden: Value) -> tuple[Value, Value]:
         """One vector for every candidate of every slot [n_hidden, C, n_slots, n_seqs], and the ids (LC-2, LC-3)."""
-        ids, features = self.candidates(logits)
+        ids, features = self.best_candidates(logits)
         tokens = ops.get_rows(self.token_embd, ops.reshape(ids, n_items * n_seqs))
         if hp.n_hidden != hp.n_embd:
             tokens = nn.affine(self.token_proj, tokens, self.token_proj_bias)

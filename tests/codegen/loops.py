@@ -75,6 +75,16 @@ def swapped(self: Any, x: Value = x_feed) -> dict[str, Value]:
 
 
 @loop
+def turned_round(self: Any, x: Value = x_feed) -> dict[str, Value]:
+    a, b, c = ops.scale(x, 1.0), ops.scale(x, 2.0), ops.scale(x, 3.0)
+    for layer in self.layers:
+        if layer.sliding:
+            x = ops.mul(a, layer.w)
+        a, b, c = c, a, b
+    return {"out": x, "a": a, "b": ops.scale(b, 5.0), "c": c}
+
+
+@loop
 def defined_inside(self: Any, x: Value = x_feed) -> dict[str, Value]:
     for layer in self.layers:
         y = ops.mul(x, layer.w)
