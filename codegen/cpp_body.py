@@ -296,7 +296,8 @@ class BodyWriter:
             lines.append(Line(f"{{type}}{variable} = {expression or 'nullptr'};", (variable,)))
         start, stop = (integer(x, self.names) for x in (rolled.loop.start, rolled.loop.stop))
         var = rolled.loop.var
-        body = self.arms(rolled.arms, carried)
+        needed = {id(v) for v in _inputs(rolled)} | needed_later
+        body = self.arms(rolled.arms, carried, needed)
         if rolled.loop.over_layers:
             self.uses.add("m")
             lines.append(Line(f"for (const auto & layer : m.{rolled.loop.group}) {{", comment=_place(rolled.loop)))
@@ -331,14 +332,15 @@ class BodyWriter:
             ]
         return lines
 
-    def arms(self, arms: Choice | Variant, carried: dict[str, str]) -> list[Line]:
+    def arms(self, arms: Choice | Variant, carried: dict[str, str], needed: set[int]) -> list[Line]:
         if isinstance(arms, Variant):
-            return self.variant(arms, carried)
-        yes, no = self.arms(arms.yes, carried), self.arms(arms.no, carried)
+            return self.variant(arms, carried, needed)
+        yes, no = self.arms(arms.yes, carried, needed), self.arms(arms.no, carried, needed)
         return merge(condition(arms.question, self.names), yes, no)
 
-    def variant(self, variant: Variant, carried: dict[str, str]) -> list[Line]:
-        """One kind of iteration, ending with every carried variable holding its next value."""
+    def variant(self, variant: Variant, carried: dict[str, str], needed: set[int]) -> list[Line]:
+        """One kind of iteration, ending with every carried variable holding its next value. ``needed``: values that every
+        iteration reads, or the code behind the loop."""
         outer, self.scope = self.scope, self.scope.child()
         self.scope.carried |= carried
         k = variant.iteration.index - int(variant.iteration.loop.start)
@@ -355,8 +357,8 @@ class BodyWriter:
             if id(value) in variant.reads:
                 self.scope.expr[id(value)] = carried[variant.reads[id(value)]]
         for variable, held in outer.held.items():
-            if variable not in carried.values() and held is not None:
-                self.scope.pinned.add(variable)  # a value of outside the loop is needed in the next iteration too
+            if variable not in carried.values() and held is not None and id(held) in needed:
+                self.scope.pinned.add(variable)
         self._last = (None, "")
         lines = self.straight(variant.nodes, kept)
         lines += self.moves({

@@ -164,6 +164,9 @@ def _ops(rest: str) -> str:
     from draftsmith.dsl.op import TABLE, signature
 
     lines = []
+    modules = {getattr(ops, name).__module__.rpartition(".")[2] for name in ops.__all__}
+    if unknown := set(rest.split()) - modules:
+        raise SystemExit(f"no ops in {', '.join(unknown)}; there are {', '.join(sorted(modules))}")
     for name in ops.__all__:
         op = getattr(ops, name)
         if op.__module__.rpartition(".")[2] not in rest.split():
