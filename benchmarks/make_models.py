@@ -1,16 +1,16 @@
 """Write a target and a drafter with random weights and the shapes of real ones, for timing.
 
-    python benchmarks/make_models.py OUT_DIR [--type q8_0|q4_0|f16]
+    python benchmarks/make_models.py OUT_DIR [--type q8_0|q4_0|f16] [--variant dflash|dspark|dflash2]
 
-``target.gguf`` has the shape of Qwen3-0.6B (with a head of its own), ``draft.gguf`` that of a DFlash drafter
-of five layers for it; both have 151,936 tokens. Speed and memory are those of real models; text and
-acceptance are not.
+``target.gguf`` has the shape of Qwen3-0.6B (with a head of its own), ``draft.gguf`` (``draft-dspark.gguf``,
+``draft-dflash2.gguf``) that of a drafter of five layers for it; both have 151,936 tokens. Speed and memory are
+those of real models; text and acceptance are not.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -23,6 +23,10 @@ N_CTX = 4096
 TAPS = (1, 7, 13, 19, 25)
 BLOCK = 16
 MASK = 2
+MARKOV_RANK = 256
+CONV_KERNEL, CONV_GROUP = 4, 64
+SELECTOR_RANK, SELECTOR_TOP_K = 128, 8
+VARIANTS = ("dflash", "dspark", "dflash2")
 
 TYPES = {
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
@@ -66,6 +70,10 @@ class Writer:
         values = self._rng.standard_normal((n_out, n_in), dtype=np.float32) * np.float32(0.02)
         self.gguf.add_tensor(f"{name}.weight", gguf.quants.quantize(values, self._type), raw_dtype=self._type)
 
+    def floats(self, name: str, *shape: int) -> None:
+        """A small tensor that is never quantised; ``name`` is complete, the last axis runs fastest."""
+        self.gguf.add_tensor(name, self._rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02))
+
     def layers(self) -> None:
         q, kv = N_HEAD * HEAD, N_HEAD_KV * HEAD
         for il in range(self._n_layer):
@@ -97,7 +105,7 @@ def write_target(path: Path, kind: str) -> None:
     w.close()
 
 
-def write_draft(path: Path, kind: str) -> None:
+def write_draft(path: Path, kind: str, variant: str = "dflash") -> None:
     w = Writer(path, "dflash", N_LAYER_DRAFT, kind, seed=1)
     w.gguf.add_uint32("dflash.block_size", BLOCK)
     w.gguf.add_array("dflash.target_layers", list(TAPS))
@@ -106,19 +114,54 @@ def write_draft(path: Path, kind: str) -> None:
     w.norm("enc.output_norm", N_EMBD)
     w.norm("output_norm", N_EMBD)
     w.layers()
+    if variant == "dspark":
+        _markov_head(w)
+    if variant == "dflash2":
+        _convolutions(w)
+        _selector(w)
     w.close()
 
 
-def write_pair(folder: Path, kind: str) -> tuple[Path, Path]:
+def _markov_head(w: Writer) -> None:
+    w.gguf.add_bool("dflash.sample_from_anchor", True)
+    w.gguf.add_bool("dflash.has_confidence_head", True)
+    w.matrix("markov_w1", N_VOCAB, MARKOV_RANK)
+    w.matrix("markov_w2", N_VOCAB, MARKOV_RANK)
+    w.matrix("conf_proj", 1, N_EMBD + MARKOV_RANK)
+
+
+def _convolutions(w: Writer) -> None:
+    w.gguf.add_uint32("dflash.conv_kernel_size", CONV_KERNEL)
+    w.gguf.add_uint32("dflash.conv_group_size", CONV_GROUP)
+    for il in range(N_LAYER_DRAFT):
+        for part in ("attn", "ffn"):
+            w.floats(f"blk.{il}.{part}_conv_base", 2, CONV_KERNEL, N_EMBD)
+            w.matrix(f"blk.{il}.{part}_conv_proj", 2 * CONV_KERNEL * N_EMBD // CONV_GROUP, N_EMBD)
+
+
+def _selector(w: Writer) -> None:
+    w.gguf.add_uint32("dflash.selector_rank", SELECTOR_RANK)
+    w.gguf.add_uint32("dflash.selector_top_k", SELECTOR_TOP_K)
+    w.matrix("selector_predecessor", N_VOCAB, SELECTOR_RANK)
+    w.matrix("selector_successor", N_VOCAB, SELECTOR_RANK)
+    w.matrix("selector_hidden", SELECTOR_RANK, N_EMBD)
+
+
+def write_pair(folder: Path, kind: str, variant: str = "dflash") -> tuple[Path, Path]:
     """Write both unless they are there; each appears complete or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = (folder / "target.gguf", folder / "draft.gguf")
-    for path, write in zip(paths, (write_target, write_draft), strict=True):
-        if not path.exists():
-            fresh = path.with_suffix(".tmp")
-            write(fresh, kind)
-            fresh.rename(path)
-    return paths
+    suffix = "" if variant == "dflash" else f"-{variant}"
+    target, draft = folder / "target.gguf", folder / f"draft{suffix}.gguf"
+    _write(target, lambda path: write_target(path, kind))
+    _write(draft, lambda path: write_draft(path, kind, variant))
+    return target, draft
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    if not path.exists():
+        fresh = path.with_suffix(".tmp")
+        write(fresh)
+        fresh.rename(path)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -127,8 +170,9 @@ def main(args: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--type", choices=TYPES, default="q8_0", help="type of the matrices (default: q8_0)")
+    parser.add_argument("--variant", choices=VARIANTS, default="dflash", help="kind of drafter (default: dflash)")
     given = parser.parse_args(args)
-    for path in write_pair(given.folder, given.type):
+    for path in write_pair(given.folder, given.type, given.variant):
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 

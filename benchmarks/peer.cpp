@@ -53,6 +53,16 @@ struct peer {
 
     llama_token any_token() { return (llama_token) (rng() % n_vocab()); }
 
+    // a DSpark block predicts from its anchor on, all others from the row behind it
+    void choose_type(int block) {
+        params.speculative.types = common_speculative_types_from_gguf(params.speculative.draft.mparams.path);
+        if (params.speculative.types.empty()) {
+            throw std::runtime_error("llama.cpp offers no speculative decoding for this drafter");
+        }
+        const bool from_anchor = params.speculative.types.front() == COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK;
+        params.speculative.draft.n_max = from_anchor ? block : block - 1;
+    }
+
     bool has_draft() const { return ctx_dft != nullptr; }
 
     void load() {
@@ -234,6 +244,7 @@ static ggml_type kv_type(const std::string & name) {
 
 int main(int argc, char ** argv) {
     peer p;
+    int block = 16;
     try {
         common_init();
         common_log_set_verbosity_thold(-1);
@@ -247,7 +258,7 @@ int main(int argc, char ** argv) {
             else if (key == "--draft")   { p.params.speculative.draft.mparams.path = value; }
             else if (key == "--threads") { p.params.cpuparams.n_threads = p.params.cpuparams_batch.n_threads = std::stoi(value); }
             else if (key == "--ctx")     { p.params.n_ctx = std::stoi(value); }
-            else if (key == "--block")   { p.params.speculative.draft.n_max = std::stoi(value) - 1; }
+            else if (key == "--block")   { block = std::stoi(value); }
             else if (key == "--flash")   { p.params.flash_attn_type = value == "1" ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED; }
             else if (key == "--kv-type") { p.params.cache_type_k = p.params.cache_type_v = kv_type(value);
                                            p.params.speculative.draft.cache_type_k = p.params.speculative.draft.cache_type_v = kv_type(value); }
@@ -256,7 +267,7 @@ int main(int argc, char ** argv) {
             else { throw std::runtime_error("unknown option: " + key); }
         }
         if (p.params.speculative.has_dft()) {
-            p.params.speculative.types = { COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH };
+            p.choose_type(block);
         }
         p.load();
     } catch (const std::exception & e) {

@@ -11,7 +11,8 @@ so that a busy machine delays the result instead of spoiling it.
     pp, tg   prefill and decode; llama.cpp's side does what llama-bench does. "(tool)": llama-bench itself
              and `draftsmith bench`, whole processes in turn, the times that they report
     draft    one draft: upload, block through the drafter, choices back, rows removed. llama.cpp's side is its
-             own speculative driver, with sampling in the graph (its default) and on the host
+             own speculative driver, with sampling in the graph (its default) and on the host; DFlash2 samples
+             nothing, its host walks a lattice
     verify   the target's pass over the last token and a full draft, with a choice for every row
     inject   the features of those rows into the drafter's cache
     memory   peak resident memory of a fresh process behind a little of each
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llama_build import LlamaCpp, build_pinned, find
-from make_models import BLOCK, TYPES, write_pair
+from make_models import BLOCK, TYPES, VARIANTS, write_pair
 
 from draftsmith.bench import machine
 from draftsmith.ggml.cache import cache_dir
@@ -142,6 +143,7 @@ class Settings:
     patience: float
     clock: str
     steps: tuple[str, ...]
+    variants: tuple[str, ...]
 
 
 def interleave(
@@ -173,21 +175,33 @@ def interleave(
 
 
 def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
-    """Everything that two loaded processes do in turn."""
-    target, draft = models(kind)
+    """Everything that two loaded processes do in turn; what does not depend on the drafter, with the first."""
+    rows = compare_variant(kind, settings.variants[0], settings.steps, llama, settings)
+    for variant in settings.variants[1:]:
+        own = tuple(step for step in settings.steps if step in ("draft", "inject"))
+        rows += compare_variant(kind, variant, own, llama, settings)
+    return rows
+
+
+def compare_variant(
+    kind: str, variant: str, steps: tuple[str, ...], llama: LlamaCpp, settings: Settings
+) -> list[Row]:
+    """The steps with one kind of drafter."""
+    target, draft = models(kind, variant)
     rows: list[Row] = []
     ours, theirs = sides(llama, settings, target, draft)
 
     def run(
         what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None
     ) -> None:
-        if what.split()[0] not in settings.steps:
+        if what.split()[0] not in steps:
             return
+        shown = what if what.split()[0] in ("pp", "tg") else f"{variant} {what}"
         other = peer or theirs
         for side in (ours, other):
             side.time(command)  # warm up
         row = interleave(
-            f"{kind} {what}",
+            f"{kind} {shown}",
             settings,
             pairs,
             lambda: ours.time(command, times),
@@ -201,26 +215,30 @@ def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     run("tg 128", "decode 128", pairs=max(3, settings.pairs // 3))
     for side in (ours, theirs):
         side.ask(f"begin {DEPTH}")
-    run(f"draft {BLOCK}, sampling in llama.cpp's graph", "draft", 4)
+    samples = variant != "dflash2"
+    run(f"draft {BLOCK}" + (", sampling in llama.cpp's graph" if samples else ""), "draft", 4)
     run(f"verify {BLOCK}", "verify", 2)
     run(f"inject {BLOCK}", "inject", 2)
     theirs.close()
-    on_host = Side(peer_command(llama, settings, target, draft, "host"))
-    on_host.ask(f"begin {DEPTH}")
-    run(f"draft {BLOCK}, sampling on llama.cpp's host", "draft", 4, peer=on_host)
-    on_host.close()
+    if samples:
+        on_host = Side(peer_command(llama, settings, target, draft, "host"))
+        on_host.ask(f"begin {DEPTH}")
+        run(f"draft {BLOCK}, sampling on llama.cpp's host", "draft", 4, peer=on_host)
+        on_host.close()
     ours.close()
     return rows
 
 
 def compare_memory(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
-    """Peak resident memory of fresh processes: the target alone, then the pair."""
-    target, draft = models(kind)
+    """Peak resident memory of fresh processes: the target alone, then the pairs."""
     rows: list[Row] = []
-    for what, drafter, commands in (
+    rounds = (f"begin {DEPTH}", "draft", "verify", "inject")
+    for what, variant, commands in (
         ("memory, target", None, ("prefill 512", "decode 16")),
-        ("memory, pair", draft, (f"begin {DEPTH}", "draft", "verify", "inject")),
+        *((f"memory, pair with {name}", name, rounds) for name in settings.variants),
     ):
+        target, draft = models(kind, variant or "dflash")
+        drafter = draft if variant else None
         found: list[float] = []
         for side in sides(llama, settings, target, drafter):
             for command in commands:
@@ -236,7 +254,7 @@ def compare_tools(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     """`draftsmith bench` against llama-bench, whole processes in turn."""
     if not settings.tools:
         return []
-    target, _ = models(kind)
+    target, _ = models(kind, "dflash")
     common = [
         "-m",
         str(target),
@@ -293,8 +311,8 @@ def _output(command: Sequence[str]) -> str:
     ).stdout
 
 
-def models(kind: str) -> tuple[Path, Path]:
-    return write_pair(cache_dir() / "benchmarks" / "models" / kind, kind)
+def models(kind: str, variant: str) -> tuple[Path, Path]:
+    return write_pair(cache_dir() / "benchmarks" / "models" / kind, kind, variant)
 
 
 def sides(llama: LlamaCpp, settings: Settings, target: Path, draft: Path | None) -> tuple[Side, Side]:
@@ -350,6 +368,9 @@ def main() -> None:
     parser.add_argument(
         "--types", default=",".join(TYPES), help=f"types of the weights (default: {','.join(TYPES)})"
     )
+    parser.add_argument(
+        "--variants", default=",".join(VARIANTS), help=f"kinds of drafter (default: {','.join(VARIANTS)})"
+    )
     parser.add_argument("--pairs", type=int, default=15, help="undisturbed pairs of each step (default: 15)")
     parser.add_argument("--tools", type=int, default=3, help="pairs of whole tools; 0: none (default: 3)")
     parser.add_argument(
@@ -386,6 +407,7 @@ def main() -> None:
         given.patience,
         given.clock,
         tuple(given.steps.split(",")),
+        tuple(given.variants.split(",")),
     )
     llama = find(given.llama_build) if given.llama_build else build_pinned()
     parts = {"steps": compare_steps, "memory": compare_memory, "tools": compare_tools}

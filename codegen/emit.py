@@ -8,6 +8,7 @@ serves every GGUF that takes the same choices, and the choices (guards) stand at
 from __future__ import annotations
 
 import hashlib
+import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from draftsmith.dsl.arch import Architecture
 from draftsmith.dsl.bind import BoundModel
 from draftsmith.dsl.expr import PRESENT, Cond, Flag, Matches, Scope, lift
 from draftsmith.dsl.guards import Guard
@@ -332,7 +334,7 @@ def _template_context(
     return {
         "arch": model.cls.variant,
         "doc": _first_sentence(model.cls.__doc__ or ""),
-        "source": _module_path(model),
+        "source": source_path(model.cls),
         "guards": _guard_text(file),
         "checks": file.checks,
         "groups": [
@@ -424,8 +426,9 @@ def _first_sentence(doc: str) -> str:
     return (flat if end < 0 else flat[: end + 1]).rstrip(".")
 
 
-def _module_path(model: BoundModel) -> str:
-    return model.cls.__module__.removeprefix("draftsmith.").replace(".", "/") + ".py"
+def source_path(cls: type[Architecture]) -> str:
+    """``graphs/dflash.py``: the last two parts of the path of an architecture's file."""
+    return "/".join(Path(inspect.getfile(cls)).parts[-2:])
 
 
 def state_specs(model: BoundModel) -> list[KVCache]:

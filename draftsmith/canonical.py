@@ -106,7 +106,7 @@ def canonical_file(cls: type[Architecture]) -> CanonicalFile:
             tensors = {
                 name: CanonicalTensor(name, ne, GGMLType.f32 if GGMLType.f32 in spec.types else spec.types[0])
                 for spec, name, ne in declared_tensors(cls, n_layer)
-                if not spec.optional or name in cls.requires
+                if not spec.optional or name in cls.requires or spec.tensor in cls.canonical_tensors
             }
         file = CanonicalFile(path, metadata, tensors)
         problems = examine(cls, file)[1]
@@ -119,7 +119,7 @@ def canonical_file(cls: type[Architecture]) -> CanonicalFile:
 
 
 def _keys(cls: type[Architecture]) -> Iterator[tuple[str, CanonicalValue]]:
-    own: Mapping[str, Any] = getattr(cls, "canonical", {})
+    own = cls.canonical
     for spec in declared(cls.hparams, Key):
         # the length of an array may also be stated by a plain key
         key = spec.aliases[0] if spec.length and spec.aliases else spec.key
@@ -149,7 +149,7 @@ def _accepted(spec: Key[Any], value: Any) -> bool:
 
 
 def _layer_keys(cls: type[Architecture], n_layer: int) -> Iterator[tuple[str, CanonicalValue]]:
-    own: Mapping[str, Any] = getattr(cls, "canonical", {})
+    own = cls.canonical
     for spec in declared(cls.layer, LayerKey):
         key = spec.key.format(arch=cls.gguf_arch)
         required = spec.default is REQUIRED or (spec.required_if is not None and bool(spec.required_if(cls.hparams)))

@@ -175,7 +175,7 @@ class Context:
         self, graph: str, batch: Batch, outputs: Sequence[str] = (), *, first_row: int = 0, causal: bool = False
     ) -> dict[str, Array]:
         """Run a graph over whole blocks, in as many runs as it takes: a run holds blocks of one length, at most ``n_ubatch`` rows,
-        and never part of a block (dflash-family.md SL-4). Results are in the order of the batch. ``first_row``: where the graph selects
+        and never part of a block (DFlash specification, SL-4). Results are in the order of the batch. ``first_row``: where the graph selects
         rows, those of each block before this one are not wanted."""
         blocks = batch.blocks()
         results: list[dict[str, Array]] = []
@@ -316,7 +316,7 @@ class Context:
 
 
 def hadamard(n: int) -> NDArray[np.float32]:
-    """The orthonormal Sylvester-Hadamard matrix of size n, a power of two (dflash-family.md KA-2)."""
+    """The orthonormal Sylvester-Hadamard matrix of size n, a power of two (DFlash specification, KA-2)."""
     h = np.ones((1, 1))
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])
@@ -332,7 +332,7 @@ def _block_rows(name: str, batch: Batch, value: Value) -> Array:
 
 
 def _count_blocks(batch: Batch, name: str) -> int:
-    """The number of equal blocks in a batch (dflash-family.md ER-16)."""
+    """The number of equal blocks in a batch (DFlash specification, ER-16)."""
     blocks = batch.blocks()
     lengths = {length for _, length in blocks}
     if len(lengths) > 1:

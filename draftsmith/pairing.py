@@ -27,7 +27,7 @@ class Pairing:
 
     @property
     def max_draft(self) -> int:
-        """The longest draft of a trained block (dflash-family.md SL-2)."""
+        """The longest draft of a trained block (DFlash specification, SL-2)."""
         return self.block_size - self.first_row
 
     @property

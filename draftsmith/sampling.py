@@ -1,7 +1,7 @@
 """Stochastic sampling, and acceptance that keeps the target's distribution.
 
 A :class:`Sampler` turns logits into a distribution as llama.cpp's chain does: top-k, top-p, min-p, then temperature. Drafts are accepted in
-one of two ways (dflash-family.md SL-11, SL-12), both of which emit exactly what plain sampling from the target would:
+one of two ways (DFlash specification, SL-11, SL-12), both of which emit exactly what plain sampling from the target would:
 
 * *match*: draw the target's token of each row; go on while it equals the draft. Right for any drafts.
 * *reject*: accept a draft d with probability min(1, p(d)/q(d)), else draw from what p has beyond q. Needs the distribution q that each

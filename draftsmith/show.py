@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftsmith.codegen.cpp_body import Line, merge
-from draftsmith.codegen.emit import blocks_in_order
+from draftsmith.codegen.emit import blocks_in_order, source_path
 from draftsmith.codegen.roll import Choice, Rolled, Straight, Variant, roll
 from draftsmith.dsl.bind import BoundModel
 from draftsmith.dsl.expr import Sym
@@ -25,7 +25,7 @@ from draftsmith.dsl.text import reference
 def render(model: BoundModel, graphs: Mapping[str, Graph]) -> str:
     """All blocks, callees first, then the graphs."""
     with model.binding({}):
-        parts = [f"arch {model.name}    # {model.cls.__module__.removeprefix('draftsmith.').replace('.', '/')}.py"]
+        parts = [f"arch {model.name}    # {source_path(model.cls)}"]
         guards = dict.fromkeys(str(g) for graph in graphs.values() for g in graph.guards)
         parts.append("\n".join(["guards", *(f"    {g}" for g in guards)]))
         for block in blocks_in_order(graphs.values()):
@@ -97,7 +97,7 @@ class _Printer:
 
     def straight(self, nodes: Sequence[Node]) -> list[Line]:
         lines: list[Line] = []
-        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+        for node, following in zip(nodes, [*nodes[1:], None], strict=False):
             text = self.expression(node)
             place = node.position.own_short if node.position else ""
             if len(node.results) > 1:

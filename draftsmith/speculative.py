@@ -1,6 +1,6 @@
 """Speculative decoding: draft a block, verify it in one pass, inject what was computed, keep what matches.
 
-One round (dflash-family.md OV-9): the drafter fills a block behind the last token; the target decodes that token and the drafts in one
+One round (DFlash specification, OV-9): the drafter fills a block behind the last token; the target decodes that token and the drafts in one
 batch; its hidden states of all these rows go into the drafter's cache; rows behind the accepted drafts are removed from both
 caches. Every emitted token is the target's own choice, so text never depends on the drafter.
 """
@@ -166,7 +166,7 @@ class Speculator:
             )
 
     def _carried_row(self, s: Sequence_, width: int) -> NDArray[np.float32]:
-        """The row of the last committed position; zeros when nothing is committed yet (dflash-family.md LC-12)."""
+        """The row of the last committed position; zeros when nothing is committed yet (DFlash specification, LC-12)."""
         pos, rows = self._carried.get(s.id, (np.empty(0, np.int32), np.empty((0, width), np.float32)))
         at = np.flatnonzero(pos == s.n_past - 1)
         return rows[at[-1]] if len(at) else np.zeros(width, np.float32)

@@ -42,6 +42,7 @@ class Architecture:
     ``gguf_arch``: value of ``general.architecture``. ``variant``: the name under which Draftsmith lists it.
     ``requires``/``forbids``: tensors or keys whose presence tells variants of one ``gguf_arch`` apart.
     ``exports``: what a target lends a drafter, by role: GGUF names in order of preference.
+    ``canonical``, ``canonical_tensors``: values of keys, and optional tensors, that the architecture has when it is printed by name alone.
     ``contract``: for drafters, what they ask of a target (:mod:`dsl.contract`).
     """
 
@@ -51,6 +52,8 @@ class Architecture:
     forbids: ClassVar[tuple[str, ...]] = ()
     exports: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     contract: ClassVar[Contract | None] = None
+    canonical: ClassVar[Mapping[str, Any]] = {}
+    canonical_tensors: ClassVar[tuple[str, ...]] = ()
     hparams: ClassVar[type[Hparams]]
     layer: ClassVar[type[Layer]]
 
@@ -127,9 +130,13 @@ def graph(function: F) -> F:
 def arch(gguf_arch: str, variant: str | None = None) -> Callable[[A], A]:
     """Class decorator: the name in ``general.architecture``; ``variant`` where one name has several graphs."""
 
+    name = variant or gguf_arch
+    if not name.isidentifier():
+        raise GraphError(f"@arch: {name!r} cannot name functions and structs in C++; give variant= a plain name")
+
     def decorate(cls: A) -> A:
         cls.gguf_arch = gguf_arch
-        cls.variant = variant or gguf_arch
+        cls.variant = name
         return cls
 
     return decorate

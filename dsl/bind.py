@@ -146,7 +146,7 @@ class BoundModel:
 
     def cache_rotation(self, spec: KVCache) -> tuple[bool, bool]:
         """Whether K and V are rotated: quantised type and heads that a Hadamard matrix of 64 divides
-        (dflash-family.md KA-1)."""
+        (DFlash specification, KA-1)."""
 
         def rotated(dtype: GGMLType, head: Sym | None) -> bool:
             if not (self.options.rotate and spec.rotatable and dtype.is_quantized) or head is None:
@@ -282,14 +282,19 @@ def examine(
         (Scope.OPTION.value, "k_f32"): options.type_k is GGMLType.f32,
         (Scope.OPTION.value, "v_f32"): options.type_v is GGMLType.f32,
     }
-    if not problems:
-        problems += _too_many_layers(cls, file, values)
-    if problems:
+    if (Scope.HPARAM.value, "n_layer") not in values:
         return None, problems
+    too_many = list(_too_many_layers(cls, file, values))
+    if too_many:
+        return None, problems + too_many
     with bound(values):
         n_layer = int(values[Scope.HPARAM.value, "n_layer"])
-        layer_values = _read_layers(cls, file, n_layer, problems)
-        _check_tensors(cls, file, n_layer, problems)
+        try:
+            layer_values = _read_layers(cls, file, n_layer, problems)
+            _check_tensors(cls, file, n_layer, problems)
+        except GraphError:
+            if not problems:
+                raise  # else it asks for a value that a bad key did not give
     if problems:
         return None, problems
     model = BoundModel(cls, file, options, values, layer_values, target)
@@ -306,7 +311,7 @@ def examine(
 
 
 def hadamard_size(head: int) -> int:
-    """Size of the matrix that rotates keys: the largest 64*2^j that divides the head (dflash-family.md KA-2)."""
+    """Size of the matrix that rotates keys: the largest 64*2^j that divides the head (DFlash specification, KA-2)."""
     n = 64
     while head % (2 * n) == 0:
         n *= 2
@@ -494,6 +499,14 @@ def is_required(cls: type[Architecture], spec: Tensor) -> bool:
     return not spec.optional if spec.required_if is None else bool(spec.required_if(cls.hparams))
 
 
+def _sizes(spec: Tensor) -> tuple[int, ...]:
+    """The shape in numbers; empty when a key that it depends on is missing (and reported)."""
+    try:
+        return tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
+    except GraphError:
+        return ()
+
+
 def declared_tensors(cls: type[Architecture], n_layer: int) -> Iterator[tuple[Tensor, str, tuple[int, ...]]]:
     """Every tensor that a file may hold with its GGUF name and shape; needs the values of the hparams to be bound."""
     wanted = [(spec, spec.tensor) for spec in declared(cls, Tensor)]
@@ -504,7 +517,7 @@ def declared_tensors(cls: type[Architecture], n_layer: int) -> Iterator[tuple[Te
     for spec, name in wanted:
         # what is required on a condition must be absent where the condition does not hold
         if spec.required_if is None or is_required(cls, spec):
-            yield spec, name, tuple(int(d.value if isinstance(d, Sym) else d) for d in spec.dims)
+            yield spec, name, _sizes(spec)
 
 
 def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, problems: list[Problem]) -> None:
@@ -528,7 +541,7 @@ def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, probl
             continue
         found = tuple(info.ne)
         # files may store trailing ones or not
-        if _trim(found) != _trim(expected):
+        if expected and _trim(found) != _trim(expected):
             problems.append(Problem(
                 f"tensor {name}: expected shape [{shape}] = {list(expected)}, found {list(found)}{_asked(spec)}", WeightError
             ))

@@ -87,7 +87,7 @@ def walk_lattice(
     outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
 ) -> list[int]:
     """Follow the best score from row to row of ``candidates`` [row, k] and ``scores`` [row, predecessor, candidate]; stop before a step
-    whose softmax score is below ``p_min`` (dflash-family.md SE-5, LC-10b). The first of equal scores wins."""
+    whose softmax score is below ``p_min`` (DFlash specification, SE-5, LC-10b). The first of equal scores wins."""
     drafted: list[int] = []
     at = 0
     for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):

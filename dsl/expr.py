@@ -503,7 +503,10 @@ def to_text(x: Sym) -> str:
 
 def binds_right(x: Sym) -> bool:
     """Whether the right operand needs brackets at its own level: behind - and /, and a quotient behind *, where integers round."""
-    return x.op not in "+*" or (x.op == "*" and x.args[1].op in ("//", "exact", "%", "/"))
+    first = x.args[1]
+    while x.op == "*" and first.op == "*":  # a*(b%c*d) begins with a quotient too
+        first = first.args[0]
+    return x.op not in "+*" or (x.op == "*" and first.op in ("//", "exact", "%", "/"))
 
 
 def _text(x: Sym, level: int) -> str:

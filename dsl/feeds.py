@@ -69,7 +69,7 @@ def token_positions() -> Value:
 
 
 def mrope_positions() -> Value:
-    """Four positions a row, all of one kind after the other: ``[p, p, p, 0]`` for text (dflash-family.md OV-6)."""
+    """Four positions a row, all of one kind after the other: ``[p, p, p, 0]`` for text (DFlash specification, OV-6)."""
     return use(Feed("mrope_pos", GGMLType.i32, (4 * n_tokens,), _mrope_rows))
 
 

@@ -27,7 +27,7 @@ def labels(body: Body, prefix: str) -> dict[int, str]:
     """
     named = [
         node
-        for node, following in zip(body.nodes, [*body.nodes[1:], None], strict=True)
+        for node, following in zip(body.nodes, [*body.nodes[1:], None], strict=False)
         if node.hint is not None and len(node.results) == 1 and ends_statement(node, following)
     ]
     places: dict[str, list[object]] = {}

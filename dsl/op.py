@@ -107,6 +107,7 @@ class Op(metaclass=OpMeta):
     writes_state: ClassVar[bool] = False  # the result is state after a write: never dead
     is_view: ClassVar[bool] = False  # shares memory with its first operand
     has_result: ClassVar[bool] = True
+    in_place: ClassVar[bool] = False  # overwrites its first operand, which nothing may read any more
     chooses: ClassVar[bool] = False  # the result holds indices into dimension 0 of the operand, chosen by its values
     extra_ggml: ClassVar[tuple[str, ...]] = ()  # further C functions that `cpp` or `cpp_after` use
 

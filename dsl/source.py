@@ -27,10 +27,16 @@ _MACHINERY = {
 _LIBRARY = str(_HERE)
 
 
+Span = tuple[str, int, int]
+"""A statement: file, first and last line."""
+
+_BLOCK_CALLS = str(_HERE / "block.py")
+
+
 @dataclass(frozen=True)
 class Position:
-    """A place in the author's file; columns count from 0. ``own`` is the place of the statement in the function that is being
-    traced as a body: the same, except in blocks of the library, which an author calls but did not write."""
+    """A place in the author's file; columns count from 0. ``own`` is the statement that comments refer to: the author's, or that of a block of
+    the library, which an author calls but did not write. ``statement`` is the one that gives the name."""
 
     file: str
     line: int
@@ -38,7 +44,8 @@ class Position:
     end_column: int
     function: str
     target: str | None
-    own: tuple[str, int, int]
+    own: Span
+    statement: Span
 
     @property
     def own_short(self) -> str:
@@ -167,30 +174,40 @@ def _columns(code: CodeType, instruction: int) -> tuple[int, int, int]:
 def here(within: tuple[str, int] | None = None) -> Position | None:
     """The innermost place in an author's file that is being executed, with the name being assigned.
 
-    The position is that of the first frame outside the ``dsl`` package. The name is that of the innermost
-    assignment, helpers of ``dsl/nn.py`` included: they name the inner steps of an attention. ``within``: file and
-    first line of the function being traced as a body; its statement becomes ``own``.
+    The position is that of the first frame outside the ``dsl`` package. ``within``: file and first line of the function being traced
+    as a body. The name is that of the innermost assignment up to that function: helpers of ``dsl/nn.py`` name the
+    inner steps of an attention, a helper that only returns leaves the naming to its caller.
     """
     frame: FrameType | None = sys._getframe(1)
     target: str | None = None
-    own: tuple[str, int, int] | None = None
-    settled = False
-    while frame is not None:
+    named: Span | None = None
+    own: Span | None = None
+    place: tuple[str, int, int, int, str] | None = None
+    inside = within is not None
+    while frame is not None and (place is None or inside):
         code = frame.f_code
         file = code.co_filename
         if file not in _MACHINERY:
             line, column, end_column = _columns(code, frame.f_lasti // 2)
             statement = _statements(file).get(line)
             span = (file, statement.first, statement.last) if statement else (file, line, line)
-            if not settled and statement is not None:
+            if named is None and (inside or within is None) and statement is not None:
                 target = statement.target_at(line, column)
-                settled = target is not None
-            if own is None and within == (file, code.co_firstlineno):
-                own = span
-            if not file.startswith(_LIBRARY):
-                return Position(file, line, column, end_column, code.co_name, target, own or span)
+                named = span if target is not None else None
+            by_author = not file.startswith(_LIBRARY)
+            if place is None and by_author:
+                place = (file, line, column, end_column, code.co_name)
+                own = own or span
+            if within == (file, code.co_firstlineno):
+                own = own or span
+                inside = False
+        elif place is not None and file == _BLOCK_CALLS:
+            break  # out of the body without having met its function
         frame = frame.f_back
-    return None
+    if place is None:
+        return None
+    own = own or (place[0], place[1], place[1])
+    return Position(*place, target, own, named or own)
 
 
 def of_declaration() -> Position | None:
@@ -202,7 +219,8 @@ def of_declaration() -> Position | None:
         if code.co_filename not in _MACHINERY and not code.co_filename.startswith("<"):
             line, column, end_column = _columns(code, frame.f_lasti // 2)
             return Position(
-                code.co_filename, line, column, end_column, code.co_name, None, (code.co_filename, line, line)
+                code.co_filename, line, column, end_column, code.co_name, None,
+                (code.co_filename, line, line), (code.co_filename, line, line),
             )
         frame = frame.f_back
     return None
@@ -213,7 +231,5 @@ def of_function(function: object) -> Position | None:
     code = getattr(function, "__code__", None)
     if code is None:
         return None
-    return Position(
-        code.co_filename, code.co_firstlineno, 0, 0, code.co_name, None,
-        (code.co_filename, code.co_firstlineno, code.co_firstlineno),
-    )
+    span = (code.co_filename, code.co_firstlineno, code.co_firstlineno)
+    return Position(code.co_filename, code.co_firstlineno, 0, 0, code.co_name, None, span, span)

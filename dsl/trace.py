@@ -80,7 +80,7 @@ class Tracer:
     def add(self, node: Node) -> None:
         node.iteration = self.iteration
         if node.position is not None:
-            node.statement = node.position.own
+            node.statement = node.position.statement
         self.body.nodes.append(node)
 
     def check_visible(self, value: Value, user: str) -> None:

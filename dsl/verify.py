@@ -33,6 +33,8 @@ def _verify_body(name: str, body: Body, known: set[int]) -> None:
             if result.node is not node:
                 _fail(name, node, f"its result {result!r} names another node as its origin")
             defined.add(id(result))
+        if isinstance(node, Apply) and node.op.in_place:
+            _verify_in_place(name, body, node)
         written |= {(r.field, r.il) for r in states_written(node)}
         if isinstance(node, Apply):
             _verify_apply(name, node)
@@ -41,6 +43,15 @@ def _verify_body(name: str, body: Body, known: set[int]) -> None:
     for value in body.results:
         if value.kind in (Kind.NODE, Kind.PARAM) and id(value) not in defined:
             raise GraphError(f"{name}: result {value!r} is not defined")
+
+
+def _verify_in_place(name: str, body: Body, node: Apply) -> None:
+    """What is overwritten must not be read by anything else, whatever order ggml computes in."""
+    target = node.operands[0]
+    others = [other for other in body.nodes if other is not node and any(v is target for v in other.inputs)]
+    if others or any(v is target for v in body.results):
+        reader = others[0].describe() if others else "the result"
+        _fail(name, node, f"overwrites {target!r}, which {reader} reads as well: write into a cont() of it")
 
 
 def _verify_apply(name: str, node: Apply) -> None:

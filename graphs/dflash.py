@@ -7,7 +7,7 @@ heads build on this class. Paragraph numbers (OV, FW, EM, LM, CV2, RP) are those
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from draftsmith.dsl import (
     Architecture,
@@ -115,6 +115,7 @@ class DFlash(Architecture):
 
     hparams = hp
     layer = DFlashLayer
+    canonical_tensors: ClassVar[tuple[str, ...]] = ("blk.{il}.attn_v.weight",)
     contract = Contract(
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=argmax_rows,

@@ -63,6 +63,7 @@ class DSpark(dflash.DFlash):
 
     hparams = hp
     requires = ("markov_w1.weight",)
+    canonical_tensors = (*dflash.DFlash.canonical_tensors, "conf_proj.weight", "conf_proj.bias")
     contract = Contract(
         features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
         first_row=lambda hp: 0 if hp.sample_from_anchor else 1, causal=lambda hp: bool(hp.causal), propose=confident_rows,

@@ -20,6 +20,7 @@ LANDED = (
     "dspark/*",
     "!dspark/dspark_dsv4",
     "dflash2/*",
+    "lilicorr/*",
     "trained-target/*",
     "trained-draft/*",
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from draftsmith.context import Context
     from draftsmith.session import Session
 
-PROMPT = "class Parser:\n    def __init__(self"
+PROMPT = "import os"
 
 
 @click.command("demo")

@@ -18,7 +18,7 @@ from .types import READABLE, need_type
 
 def softmax(scores: Any, sinks: Any | None) -> tuple[Any, Any]:
     """exp(scores - top) and its sum over the last axis; ``sinks`` join the maximum and the sum only
-    (dflash-family.md FW-8)."""
+    (DFlash specification, FW-8)."""
     top = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         top = np.maximum(top, sinks)

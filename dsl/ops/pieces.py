@@ -24,6 +24,7 @@ class put(Op):
     operands = ("a", "b")
     attrs = {"axis": ..., "start": ...}
     ggml = "ggml_set_inplace"
+    in_place = True
 
     def infer(self, a: Value, b: Value, axis: int, start: SymLike) -> Result:
         if a.kind in (Kind.WEIGHT, Kind.FEED, Kind.STATE):

@@ -91,6 +91,7 @@ class set_rows(Op):
 
     operands = ("a", "b", "ids")
     ggml = "ggml_set_rows"
+    in_place = True
 
     def infer(self, a: Value, b: Value, ids: Value) -> Result:
         if a.kind in (Kind.WEIGHT, Kind.FEED, Kind.STATE):

@@ -35,7 +35,7 @@ def draft(case: Case, report: Report, model: Model) -> None:
         inner = {n: a for n, a in recorded.items() if n.startswith("inject.")}
         if first_missing(report, inner, context.native.nodes(), len(features), kept):
             return
-        batch, causal = blocks_of(model, [Batch.of_tokens(block, int(s["draft1"]["pos0"]))], fused[-1:])
+        batch, causal = blocks_of(model, [Batch.of_tokens(block, int(s["draft1"]["pos0"]))], [fused[-1]])
         context.run(contract.draft, batch, causal=causal, trace=True)
         inner = {n: a for n, a in recorded.items() if n.startswith("draft1.")}
         first_missing(report, inner, context.native.nodes(), len(block), range(len(block)))

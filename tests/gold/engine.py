@@ -76,8 +76,8 @@ def contract_of(model: Model) -> Contract:
 
 
 def blocks_of(model: Model, blocks: Sequence[Batch], carried: Sequence[Array] = ()) -> tuple[Batch, bool]:
-    """Blocks as one batch, and whether their rows see only rows before them. ``carried``: for each block the injected row
-    before it, which some drafters are given again."""
+    """Blocks as one batch, and whether their rows see only rows before them. ``carried``: for each block the injected
+    row before it, which some drafters are given again."""
     contract = contract_of(model)
     with model.bound().binding({}):
         causal = bool(contract.causal(model.cls.hparams))

@@ -1,0 +1,1 @@
+"""Drafters against their targets: each fault that users of drafters report, judged by another way of computing."""
