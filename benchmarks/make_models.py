@@ -134,6 +134,9 @@ def _convolutions(w: Writer) -> None:
     w.gguf.add_uint32("dflash.conv_kernel_size", CONV_KERNEL)
     w.gguf.add_uint32("dflash.conv_group_size", CONV_GROUP)
     for il in range(N_LAYER_DRAFT):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            # read by nobody: llama.cpp bounds its graph by the number of tensors, and aborts without these
+            w.floats(f"blk.{il}.{name}.input_scale", 1)
         for part in ("attn", "ffn"):
             w.floats(f"blk.{il}.{part}_conv_base", 2, CONV_KERNEL, N_EMBD)
             w.matrix(f"blk.{il}.{part}_conv_proj", 2 * CONV_KERNEL * N_EMBD // CONV_GROUP, N_EMBD)
@@ -165,9 +168,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--type", choices=TYPES, default="q8_0", help="type of the matrices (default: q8_0)")
     parser.add_argument("--variant", choices=VARIANTS, default="dflash", help="kind of drafter (default: dflash)")

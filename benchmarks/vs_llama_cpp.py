@@ -183,17 +183,13 @@ def compare_steps(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
     return rows
 
 
-def compare_variant(
-    kind: str, variant: str, steps: tuple[str, ...], llama: LlamaCpp, settings: Settings
-) -> list[Row]:
+def compare_variant(kind: str, variant: str, steps: tuple[str, ...], llama: LlamaCpp, settings: Settings) -> list[Row]:
     """The steps with one kind of drafter."""
     target, draft = models(kind, variant)
     rows: list[Row] = []
     ours, theirs = sides(llama, settings, target, draft)
 
-    def run(
-        what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None
-    ) -> None:
+    def run(what: str, command: str, times: int = 1, pairs: int = settings.pairs, peer: Side | None = None) -> None:
         if what.split()[0] not in steps:
             return
         shown = what if what.split()[0] in ("pp", "tg") else f"{variant} {what}"
@@ -306,9 +302,7 @@ def compare_tools(kind: str, llama: LlamaCpp, settings: Settings) -> list[Row]:
 
 
 def _output(command: Sequence[str]) -> str:
-    return subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ).stdout
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
 
 
 def models(kind: str, variant: str) -> tuple[Path, Path]:
@@ -362,20 +356,14 @@ def heading(settings: Settings) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--types", default=",".join(TYPES), help=f"types of the weights (default: {','.join(TYPES)})"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", default=",".join(TYPES), help=f"types of the weights (default: {','.join(TYPES)})")
     parser.add_argument(
         "--variants", default=",".join(VARIANTS), help=f"kinds of drafter (default: {','.join(VARIANTS)})"
     )
     parser.add_argument("--pairs", type=int, default=15, help="undisturbed pairs of each step (default: 15)")
     parser.add_argument("--tools", type=int, default=3, help="pairs of whole tools; 0: none (default: 3)")
-    parser.add_argument(
-        "--threads", type=int, default=machine()["cores"], help="of both sides (default: all cores)"
-    )
+    parser.add_argument("--threads", type=int, default=machine()["cores"], help="of both sides (default: all cores)")
     parser.add_argument("--flash", choices=("on", "off"), default="on", help="flash attention (default: on)")
     parser.add_argument("--kv-type", default="f16", help="type of the caches (default: f16)")
     parser.add_argument(
@@ -393,9 +381,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--steps", default=",".join(STEPS), help=f"which steps (default: {','.join(STEPS)})")
     parser.add_argument("--only", choices=("steps", "memory", "tools"), help="measure only these")
-    parser.add_argument(
-        "--llama-build", type=Path, help="a llama.cpp build folder to use instead of building one"
-    )
+    parser.add_argument("--llama-build", type=Path, help="a llama.cpp build folder to use instead of building one")
     given = parser.parse_args()
     settings = Settings(
         given.pairs,

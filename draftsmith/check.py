@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.dsl.arch import trace_graph
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.interp import Interpreter, Named
 from draftsmith.dsl.ir import Apply, Ref
 
 from .batch import Batch
 from .context import Context
-from .model import Model
+from .model import Model, prepare_graph
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Checker:
         for node in context.native.nodes():
             if node.data is not None:
                 native.setdefault(node.name, []).append(node.data)
-        traced = trace_graph(context.bound, graph, prepared.dims)
+        traced = prepare_graph(context.bound, graph, prepared.dims)
         found: list[Comparison] = []
 
         def observe(named: Named) -> NDArray[np.floating] | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from draftsmith.codegen.emit import Source, emit, guard_params, state_specs
 from draftsmith.codegen.native import NativeContext, NativeModel, StateDesc, Stats
 from draftsmith.codegen.runtime_lib import build_architecture
-from draftsmith.dsl.bind import Options
+from draftsmith.dsl.bind import BoundModel, Options
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import RequestError
 from draftsmith.dsl.feeds import cache_group
@@ -74,9 +74,10 @@ class Context:
         options = options or ContextOptions()
         self.model = model
         _check_options(options)
-        traced = model.traced(
-            Options(options.flash_attn, options.type_k, options.type_v, options.rotate, options.tap_last)
-        )
+        settings = Options(options.flash_attn, options.type_k, options.type_v, options.rotate, options.tap_last)
+        if options.type_k.block_size > 1 or options.type_v.block_size > 1:
+            _check_cache_types(model.bound(settings))
+        traced = model.traced(settings)
         bound = traced.model
         n_ctx = options.n_ctx or int(bound.hparam("n_ctx_train"))
         self.options = replace(options, n_ctx=n_ctx)
@@ -105,13 +106,6 @@ class Context:
         for spec in state_specs(bound):
             with bound.binding({}):
                 window = int(spec.window) if spec.window is not None else 0
-                for width, head, dtype in ((spec.k, spec.head_k, options.type_k), (spec.v, spec.head_v, options.type_v)):
-                    for n in (int(width), int(head) if head is not None else int(width)):
-                        if n % dtype.block_size:
-                            raise RequestError(
-                                f"cache type {dtype.name} stores blocks of {dtype.block_size} elements, which do not divide this model's "
-                                f"head size {n}"
-                            )
             for il in range(bound.n_layer):
                 sliding = spec.sliding is not None and bool(bound.layer_values[il][spec.sliding])
                 group = cache_group(spec, sliding)
@@ -351,6 +345,19 @@ def _check_options(options: ContextOptions) -> None:
     for name in ("type_k", "type_v"):
         if getattr(options, name) not in KV_TYPES:
             raise RequestError(f"a cache cannot be of type {getattr(options, name).name}; known: {', '.join(t.name for t in KV_TYPES)}")
+
+
+def _check_cache_types(bound: BoundModel) -> None:
+    """A row of a cache, and of each head in it, must be whole blocks of the cache's type."""
+    for spec in state_specs(bound):
+        with bound.binding({}):
+            for width, head, dtype in ((spec.k, spec.head_k, bound.options.type_k), (spec.v, spec.head_v, bound.options.type_v)):
+                for n in (int(width), int(head) if head is not None else int(width)):
+                    if n % dtype.block_size:
+                        raise RequestError(
+                            f"cache type {dtype.name} stores blocks of {dtype.block_size} elements, which do not divide this model's "
+                            f"head size {n}"
+                        )
 
 
 def context_size(requested: int, trained: int) -> int:

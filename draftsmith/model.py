@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftsmith.codegen.passes import Observer, run_passes
 from draftsmith.codegen.native import Backends, Usage, WeightDesc, Weights
 from draftsmith.dsl.arch import Architecture, trace_graph
 from draftsmith.dsl.bind import BoundModel, Options, bind, check_readers
@@ -37,13 +38,25 @@ def sample_dims(model: BoundModel) -> dict[str, int]:
     return dims
 
 
-def trace_all(model: BoundModel, dims: Mapping[str, int] | None = None) -> dict[str, Graph]:
-    """Every graph of a model, verified."""
-    dims = dims or sample_dims(model)
-    graphs = {name: trace_graph(model, name, dims) for name in model.cls.graphs()}
+def prepare_graph(
+    model: BoundModel, name: str, dims: Mapping[str, int], observe: Observer | None = None
+) -> Graph:
+    """One graph: traced, verified, and taken through the passes; ``observe`` sees it after each, first after "trace"."""
+    graph = trace_graph(model, name, dims)
     with model.binding(dims):
-        for graph in graphs.values():
-            verify(graph)
+        verify(graph)
+        if observe is not None:
+            observe("trace", graph)
+        run_passes(graph, observe)
+    return graph
+
+
+def trace_all(
+    model: BoundModel, dims: Mapping[str, int] | None = None, observe: Observer | None = None
+) -> dict[str, Graph]:
+    """Every graph of a model, ready to be printed, emitted or run."""
+    dims = dims or sample_dims(model)
+    graphs = {name: prepare_graph(model, name, dims, observe) for name in model.cls.graphs()}
     check_readers(model)
     return graphs
 

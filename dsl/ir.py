@@ -210,6 +210,7 @@ class Body:
     group: str = "layers"
     layer: int | None = None  # the layer whose weights and state this body names
     position: Position | None = None
+    n_passes: int = 0  # passes that have been over it
 
     @property
     def function_key(self) -> tuple[str, int] | None:

@@ -47,8 +47,8 @@ class OpMeta(type):
     """Calling a declared op adds it to the graph being traced: ``mul_mat(w, x)`` is a tensor, not an ``Op``."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Value:
-        declared: Any = TABLE.get(getattr(cls, "name", ""))
-        if declared is None or declared.__class__ != cls:
+        declared = TABLE.get(getattr(cls, "name", ""))
+        if declared is None or type(declared).__qualname__ != cls.__qualname__:
             raise RuntimeError(f"{cls.__name__} is not an entry of the op table (decorate it with @op)")
         return _call(declared, args, kwargs)
 

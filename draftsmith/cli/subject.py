@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from draftsmith.dsl.errors import RequestError
@@ -12,15 +13,22 @@ if TYPE_CHECKING:
     from draftsmith.dsl.ir import Graph
 
 
-def describe(subject: str, target: str | None, options: Options) -> tuple[BoundModel, dict[str, Graph]]:
-    """The model and its traced graphs. ``target``: for a drafter, what it is paired with (name or file, too)."""
+def describe(
+    subject: str,
+    target: str | None,
+    options: Options,
+    observe: Callable[[str, BoundModel, Graph], None] | None = None,
+) -> tuple[BoundModel, dict[str, Graph]]:
+    """The model and its graphs. ``target``: for a drafter, what it is paired with (name or file, too). ``observe`` sees each graph as
+    traced and after each pass."""
     from draftsmith.model import trace_all
 
     lender = None if target is None else _bind(target, options, None)
     model = _bind(subject, options, lender)
     if lender is not None and model.cls.contract is None:
         raise RequestError(f"{subject}: {model.name} is not a drafter, so it has no use for --target")
-    return model, trace_all(model)
+    seen = None if observe is None else lambda stage, graph: observe(stage, model, graph)
+    return model, trace_all(model, observe=seen)
 
 
 def _bind(subject: str, options: Options, target: BoundModel | None) -> BoundModel:

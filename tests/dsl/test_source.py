@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from draftsmith.dsl import ops
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import ShapeError
 from draftsmith.dsl.ir import Kind, Ref, Value
-from draftsmith.dsl.source import Position, here, live_in, of_function
+from draftsmith.dsl.source import here, live_in, of_function
 
 from .helpers import session
 
@@ -176,7 +177,9 @@ def test_several_lines_are_marked_on_the_first() -> None:
 
 
 def test_a_place_without_source() -> None:
-    position = Position("<string>", 3, 0, 4, "f", None, ("<string>", 3, 3))
+    known = here()
+    assert known is not None
+    position = replace(known, file="<string>", line=3, column=0, end_column=4)
     assert position.excerpt() == "  <string>:3"
     code = compile("y = ops.neg(x)\nz = ops.sqr(y)", "<made up>", "exec")
     with session() as tracer:

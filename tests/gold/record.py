@@ -1,4 +1,4 @@
-"""Small cases recorded from this engine itself with the embedded models: what the tests of the tool replay and break."""
+"""Small cases recorded from this engine itself with the embedded models, for the tests of the tool."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def hf_case(path: Path) -> Path:
         "layer_inputs_9": inputs,
         "layer_input_mean_9": inputs[:, [0, 2, 8]],
     }
-    np.savez(path / "numbers.npz", allow_pickle=False, **arrays)
+    np.savez(path / "numbers.npz", **arrays)
     case.data["outputs"] = {n: {"file": "numbers.npz", "shape": list(a.shape)} for n, a in arrays.items()}
     case.data["outputs"]["layer_input_mean_9"]["meaning"] = "rows at positions 0, 2, 8 (rounded)"
     return case.write()
@@ -209,17 +209,18 @@ def _sequence(
 
 
 def _blocks(case: Folder, model: Model, cfg: str, mode: str, sequences: Sequence[dict[str, Any]]) -> None:
+    def features(record: dict[str, Any]) -> Array:
+        return np.asarray(np.load(case.path / record["features"]["file"]))
+
     with opened(model, configuration(cfg), N_CTX, len(sequences)) as context:
         for s in sequences:
-            inject(context, Batch.of_features(np.load(case.path / s["features"]["file"]), 0, s["seq_id"]))
+            inject(context, Batch.of_features(features(s), 0, s["seq_id"]))
         for draft in ("draft1", "draft2"):
             blocks = [Batch.of_tokens(s[draft]["block_tokens"], s[draft]["pos0"], s["seq_id"]) for s in sequences]
             case.output(f"{mode}_{draft}_logits_{cfg}", draft_blocks(context, blocks, ("logits",))["logits"])
             for s in sequences:
-                context.remove(s["seq_id"], s[draft]["pos0"])
-                verify = s["verify"]
-                inject(
-                    context,
-                    Batch.of_features(np.load(case.path / verify["features"]["file"]), verify["pos0"], s["seq_id"]),
-                )
-                context.remove(s["seq_id"], verify["keep_positions_below"])
+                seq, verify = s["seq_id"], s["verify"]
+                context.remove(seq, s[draft]["pos0"])
+                if draft == "draft1":
+                    inject(context, Batch.of_features(features(verify), verify["pos0"], seq))
+                    context.remove(seq, verify["keep_positions_below"])

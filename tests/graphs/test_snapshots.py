@@ -62,7 +62,7 @@ def test_text_depends_on_no_sizes(title: str) -> None:
 
 @every_variant
 def test_text_depends_on_no_run_time_dims(title: str) -> None:
-    model, _ = traced(title)
+    model = BY_TITLE[title].bind()
     dims = {"n_tokens": 24, "n_outputs": 5, "n_blocks": 3}
     caches = {f"{n}_{g}": size for g in ("kv", "kv_swa") for n, size in (("n", 96), ("n_cells", 160))}
     graphs = trace_all(model, {**dims, **caches})

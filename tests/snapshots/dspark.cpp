@@ -47,7 +47,6 @@ struct dspark_hparams {
     int64_t n_head;
     int64_t n_head_kv;
     int64_t n_layer;
-    int64_t n_markov;
     int64_t n_rot;
     int64_t n_target_layers;
     int64_t n_vocab;
@@ -119,7 +118,7 @@ struct dspark_build {
 };
 
 struct project_kv_result {
-    ggml_tensor * r0;
+    ggml_tensor * k;
     ggml_tensor * v;
 };
 
@@ -129,9 +128,9 @@ struct write_kv_result {
 };
 
 // Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)
-// graphs/dflash.py:147 project_kv
+// graphs/dflash.py:148 project_kv
 // in:  x [n_embd, n_tokens], pos [n_tokens]
-// out: r0 [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_k, n_head_kv, n_tokens]
+// out: k [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_k, n_head_kv, n_tokens]
 project_kv_result project_kv(
         const dspark_build & b,
         const dspark_layer & layer,
@@ -141,16 +140,16 @@ project_kv_result project_kv(
     const auto & hp = b.hp;
 
     ggml_tensor * k = ggml_mul_mat(ctx, layer.attn_k, x);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:150
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:151
     b.g.cb(k, "project_kv.k", layer.il);
-    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:152
+    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:153
     b.g.cb(v, "project_kv.v", layer.il);
-    ggml_tensor * cur = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_k_norm); // dflash.py:135
-
-    cur = ggml_rope_ext(ctx, cur, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base,
-            1.0f, 0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:145
-    return { cur, v };
+    k = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
+    k = ggml_mul(ctx, k, layer.attn_k_norm);
+    k = ggml_rope_ext(ctx, k, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:146
+    b.g.cb(k, "project_kv.k.2", layer.il);
+    return { k, v };
 }
 
 // Store keys and values [head, n_head_kv, n_tokens] in the layer's cache
@@ -205,13 +204,11 @@ ggml_tensor * attention(
     ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
     ggml_prec_set_acc(out, GGML_PREC_F32);
     b.g.cb(out, "attention.out", layer.il);
-    out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
-    b.g.cb(out, "attention.out.2", layer.il);
-    return out;
+    return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // The block's rows over everything in the cache, themselves included (FW-6 to FW-11)
-// graphs/dflash.py:178 self_attention
+// graphs/dflash.py:179 self_attention
 // in:  x [n_embd, n_tokens], pos [n_tokens], cells [n_tokens], mask [n_kv, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * self_attention(
@@ -226,29 +223,28 @@ ggml_tensor * self_attention(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:135
-
+    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:136
+    b.g.cb(cur, "self_attention.cur", layer.il);
     ggml_tensor * q = ggml_mul_mat(ctx, layer.attn_q, cur);
-    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:186
+    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:187
     b.g.cb(q, "self_attention.q", layer.il);
-    ggml_tensor * cur_2 = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
-    ggml_tensor * cur_3 = ggml_mul(ctx, cur_2, layer.attn_q_norm); // dflash.py:135
+    q = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
+    q = ggml_mul(ctx, q, layer.attn_q_norm);
+    q = ggml_rope_ext(ctx, q, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:146
+    b.g.cb(q, "self_attention.q.2", layer.il);
+    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:189
+    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:190
 
-    ggml_tensor * cur_4 = ggml_rope_ext(ctx, cur_3, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn,
-            hp.rope_freq_base, 1.0f, 0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:145
-
-    auto [r0, v] = project_kv(b, layer, cur, pos); // dflash.py:188
-    auto [k_cache, v_cache] = write_kv(b, layer, state, r0, v, cells); // dflash.py:189
-
-    ggml_tensor * out = attention(b, layer, cur_4, k_cache, v_cache, mask); // dflash.py:192
+    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:193
     b.g.cb(out, "self_attention.out", layer.il);
-    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:193
+    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:194
     b.g.cb(out, "self_attention.out.2", layer.il);
     return out;
 }
 
 // Normed stream -> gated network (FW-13 to FW-15)
-// graphs/dflash.py:200 feed_forward
+// graphs/dflash.py:201 feed_forward
 // in:  x [n_embd, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * feed_forward(
@@ -259,21 +255,21 @@ ggml_tensor * feed_forward(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:135
-
-    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:208
+    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:136
+    b.g.cb(cur, "feed_forward.cur", layer.il);
+    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:209
     b.g.cb(gate, "feed_forward.gate", layer.il);
-    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:209
+    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:210
     b.g.cb(up, "feed_forward.up", layer.il);
-    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:210
+    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:211
     b.g.cb(gated, "feed_forward.gated", layer.il);
-    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:211
+    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:212
     b.g.cb(out, "feed_forward.out", layer.il);
     return out;
 }
 
 // Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)
-// graphs/dflash.py:241 inject
+// graphs/dflash.py:242 inject
 void build_inject(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -286,22 +282,20 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
     ggml_tensor * pos = g.input("pos", GGML_TYPE_I32, b.n_tokens);
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
 
-    ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features); // dflash.py:245
-    g.cb(fused, "fused.2");
-    ggml_tensor * cur = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps); // dflash.py:135
-    fused = ggml_mul(ctx, cur, m.enc_output_norm); // dflash.py:135
+    ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features);
+    fused = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps);
+    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:136
     g.cb(fused, "fused");
-    for (const auto & layer : m.layers) { // dflash.py:246
+    for (const auto & layer : m.layers) { // dflash.py:247
         const auto & state = states.layers[layer.il];
-
-        auto [r0, v] = project_kv(b, layer, fused, pos); // dflash.py:247
-        write_kv(b, layer, state, r0, v, kv_cells); // dflash.py:248
+        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:248
+        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:249
     }
     g.output("fused", fused);
 }
 
 // The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to MK-5)
-// graphs/dspark.py:85 draft
+// graphs/dspark.py:86 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -315,87 +309,75 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
     ggml_tensor * kv_mask = g.input("kv_mask", GGML_TYPE_F16, b.n_kv, b.n_tokens);
 
-    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:219
+    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:220
     g.cb(x, "x");
-    for (const auto & layer : m.layers) { // dflash.py:222
+    for (const auto & layer : m.layers) { // dflash.py:223
         const auto & state = states.layers[layer.il];
         ggml_tensor * cur = self_attention(b, layer, state, x, pos, kv_cells, kv_mask);
-        x = ggml_add(ctx, x, cur); // dflash.py:223
+        x = ggml_add(ctx, x, cur); // dflash.py:224
         g.cb(x, "x.2", layer.il);
         cur = feed_forward(b, layer, x);
-        x = ggml_add(ctx, x, cur); // dflash.py:224
+        x = ggml_add(ctx, x, cur); // dflash.py:225
         g.cb(x, "x.3", layer.il);
     }
-    ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, m.output_norm); // dflash.py:135
-
-    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, cur); // dflash.py:235
+    ggml_tensor * hidden = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
+    hidden = ggml_mul(ctx, hidden, m.output_norm); // dflash.py:136
+    g.cb(hidden, "hidden");
+    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:236
     g.cb(logits, "logits");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:90
+    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:91
     g.cb(rows, "rows");
-    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:91
+    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:92
     g.cb(ids, "ids");
     ggml_tensor * anchor = ggml_view_2d(ctx, ids, 1, ids->ne[1], ids->nb[1], 0);
-    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:92
+    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:93
     g.cb(anchor, "anchor");
 
-    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:95
+    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:96
     g.cb(before, "before");
-    ggml_tensor * all_before = ggml_fill(ctx,
-            ggml_new_tensor_3d(ctx, GGML_TYPE_F32, hp.n_markov, b.n_tokens/b.n_blocks, b.n_blocks), 0.0f); // dspark.py:96
-    g.cb(all_before, "all_before");
-
-    cur = ggml_reshape_3d(ctx, before, hp.n_markov, 1, b.n_blocks); // dspark.py:129
-    all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], 0); // dspark.py:96
-    g.cb(all_before, "all_before");
-    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:97
+    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:98
     g.cb(all_logits, "all_logits");
-    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:98
+    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:99
     g.cb(all_tokens, "all_tokens");
-    ggml_tensor * logits_2 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], 0); // dspark.py:101
+    ggml_tensor * logits_2 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], 0); // dspark.py:102
     g.cb(logits_2, "logits.2");
-    ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:80
+    ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:81
     g.cb(bias, "bias");
-    cur = ggml_add(ctx, logits_2, bias); // dspark.py:83
-
-    ggml_tensor * token = ggml_argmax(ctx, cur); // dspark.py:102
+    ggml_tensor * logits_3 = ggml_add(ctx, logits_2, bias); // dspark.py:84
+    g.cb(logits_3, "logits.2");
+    ggml_tensor * token = ggml_argmax(ctx, logits_3); // dspark.py:103
     g.cb(token, "token");
-
-    cur = ggml_reshape_3d(ctx, cur, hp.n_vocab, 1, b.n_blocks); // dspark.py:129
-    all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], 0); // dspark.py:103
+    ggml_tensor * cur = ggml_reshape_3d(ctx, logits_3, hp.n_vocab, 1, b.n_blocks);
+    all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], 0); // dspark.py:104
     g.cb(all_logits, "all_logits.2");
     cur = ggml_reshape_2d(ctx, token, 1, b.n_blocks);
-    all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], 0); // dspark.py:104
+    all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], 0); // dspark.py:105
     g.cb(all_tokens, "all_tokens.2");
-    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:105
-        ggml_tensor * before_2 = ggml_get_rows(ctx, m.markov_w1, token); // dspark.py:106
-        g.cb(before_2, "before.2");
-        ggml_tensor * logits_3 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:107
-        g.cb(logits_3, "logits.3");
-        ggml_tensor * bias_2 = ggml_mul_mat(ctx, m.markov_w2, before_2); // dspark.py:80
-        g.cb(bias_2, "bias");
-        ggml_tensor * cur_2 = ggml_add(ctx, logits_3, bias_2); // dspark.py:83
-
-        token = ggml_argmax(ctx, cur_2); // dspark.py:108
+    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:106
+        before = ggml_get_rows(ctx, m.markov_w1, token); // dspark.py:107
+        g.cb(before, "before.2");
+        ggml_tensor * logits_4 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:108
+        g.cb(logits_4, "logits.3");
+        bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:81
+        g.cb(bias, "bias");
+        ggml_tensor * logits_5 = ggml_add(ctx, logits_4, bias); // dspark.py:84
+        g.cb(logits_5, "logits.3");
+        token = ggml_argmax(ctx, logits_5); // dspark.py:109
         g.cb(token, "token.2");
-
-        ggml_tensor * cur_3 = ggml_reshape_3d(ctx, before_2, hp.n_markov, 1, b.n_blocks); // dspark.py:129
-        all_before = ggml_set_inplace(ctx, all_before, cur_3, all_before->nb[1], all_before->nb[2], all_before->nb[3], i*all_before->nb[1]); // dspark.py:109
-        g.cb(all_before, "all_before.2");
-
-        ggml_tensor * cur_4 = ggml_reshape_3d(ctx, cur_2, hp.n_vocab, 1, b.n_blocks); // dspark.py:129
-        all_logits = ggml_set_inplace(ctx, all_logits, cur_4, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:110
+        cur = ggml_reshape_3d(ctx, logits_5, hp.n_vocab, 1, b.n_blocks);
+        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:111
         g.cb(all_logits, "all_logits.3");
-        ggml_tensor * cur_5 = ggml_reshape_2d(ctx, token, 1, b.n_blocks);
-        all_tokens = ggml_set_inplace(ctx, all_tokens, cur_5, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:111
+        cur = ggml_reshape_2d(ctx, token, 1, b.n_blocks);
+        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:112
         g.cb(all_tokens, "all_tokens.3");
     }
 
-    ggml_tensor * outputs = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens);
-    ggml_tensor * outputs_2 = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:113
-    g.cb(outputs_2, "outputs");
-    g.output("logits", outputs);
-    g.output("argmax", outputs_2);
+    ggml_tensor * logits_4 = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:114
+    g.cb(logits_4, "logits.4");
+    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:115
+    g.cb(argmax, "argmax");
+    g.output("logits", logits_4);
+    g.output("argmax", argmax);
     g.output("base_logits", logits);
 }
 
@@ -420,7 +402,6 @@ void * model_new(const ds_params & params, const ds_tensors & tensors) {
     hp.n_head            = params.get_i64("n_head");
     hp.n_head_kv         = params.get_i64("n_head_kv");
     hp.n_layer           = params.get_i64("n_layer");
-    hp.n_markov          = params.get_i64("n_markov");
     hp.n_rot             = params.get_i64("n_rot");
     hp.n_target_layers   = params.get_i64("n_target_layers");
     hp.n_vocab           = params.get_i64("n_vocab");

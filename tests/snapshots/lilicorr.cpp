@@ -22,9 +22,8 @@
 //   every layer: not layer.is_swa
 //   without blk.*.attn_k.scale, blk.*.attn_v.weight, blk.*.attn_q.scale, blk.*.attn_sinks.weight,
 //       blk.*.attn_output.scale, blk.*.post_attention_norm.weight, blk.*.ffn_gate.scale, blk.*.ffn_up.scale,
-//       blk.*.ffn_down.scale, blk.*.post_ffw_norm.weight, blk.*.layer_output_scale.weight,
-//       blk.*.attn_output.scale, blk.*.ffn_up.scale, blk.*.ffn_down.scale, fc.scale, rope_freqs.weight,
-//       token_embd.weight, output.weight, target:output.scale, d2t, lilicorr.token_proj.scale,
+//       blk.*.ffn_down.scale, blk.*.post_ffw_norm.weight, blk.*.layer_output_scale.weight, fc.scale,
+//       rope_freqs.weight, token_embd.weight, output.weight, target:output.scale, d2t, lilicorr.token_proj.scale,
 //       lilicorr.pass_hidden_proj.scale, lilicorr.context_proj.scale
 
 #include "draftsmith.h"
@@ -172,7 +171,7 @@ struct lilicorr_build {
 };
 
 struct project_kv_result {
-    ggml_tensor * r0;
+    ggml_tensor * k;
     ggml_tensor * v;
 };
 
@@ -181,15 +180,15 @@ struct write_kv_result {
     ggml_tensor * v_cache;
 };
 
-struct candidates_result {
+struct best_candidates_result {
     ggml_tensor * ids;
-    ggml_tensor * r1;
+    ggml_tensor * features;
 };
 
 // Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)
-// graphs/dflash.py:147 project_kv
+// graphs/dflash.py:148 project_kv
 // in:  x [n_embd, n_tokens], pos [n_tokens]
-// out: r0 [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_k, n_head_kv, n_tokens]
+// out: k [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_k, n_head_kv, n_tokens]
 project_kv_result project_kv(
         const lilicorr_build & b,
         const lilicorr_layer & layer,
@@ -199,16 +198,16 @@ project_kv_result project_kv(
     const auto & hp = b.hp;
 
     ggml_tensor * k = ggml_mul_mat(ctx, layer.attn_k, x);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:150
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:151
     b.g.cb(k, "project_kv.k", layer.il);
-    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:152
+    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:153
     b.g.cb(v, "project_kv.v", layer.il);
-    ggml_tensor * cur = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_k_norm); // dflash.py:135
-
-    cur = ggml_rope_ext(ctx, cur, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base,
-            1.0f, 0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:145
-    return { cur, v };
+    k = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
+    k = ggml_mul(ctx, k, layer.attn_k_norm);
+    k = ggml_rope_ext(ctx, k, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:146
+    b.g.cb(k, "project_kv.k.2", layer.il);
+    return { k, v };
 }
 
 // Store keys and values [head, n_head_kv, n_tokens] in the layer's cache
@@ -263,13 +262,11 @@ ggml_tensor * attention(
     ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
     ggml_prec_set_acc(out, GGML_PREC_F32);
     b.g.cb(out, "attention.out", layer.il);
-    out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
-    b.g.cb(out, "attention.out.2", layer.il);
-    return out;
+    return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // The block's rows over everything in the cache, themselves included (FW-6 to FW-11)
-// graphs/dflash.py:178 self_attention
+// graphs/dflash.py:179 self_attention
 // in:  x [n_embd, n_tokens], pos [n_tokens], cells [n_tokens], mask [n_kv, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * self_attention(
@@ -284,29 +281,28 @@ ggml_tensor * self_attention(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:135
-
+    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:136
+    b.g.cb(cur, "self_attention.cur", layer.il);
     ggml_tensor * q = ggml_mul_mat(ctx, layer.attn_q, cur);
-    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:186
+    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:187
     b.g.cb(q, "self_attention.q", layer.il);
-    ggml_tensor * cur_2 = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
-    ggml_tensor * cur_3 = ggml_mul(ctx, cur_2, layer.attn_q_norm); // dflash.py:135
+    q = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
+    q = ggml_mul(ctx, q, layer.attn_q_norm);
+    q = ggml_rope_ext(ctx, q, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:146
+    b.g.cb(q, "self_attention.q.2", layer.il);
+    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:189
+    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:190
 
-    ggml_tensor * cur_4 = ggml_rope_ext(ctx, cur_3, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn,
-            hp.rope_freq_base, 1.0f, 0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:145
-
-    auto [r0, v] = project_kv(b, layer, cur, pos); // dflash.py:188
-    auto [k_cache, v_cache] = write_kv(b, layer, state, r0, v, cells); // dflash.py:189
-
-    ggml_tensor * out = attention(b, layer, cur_4, k_cache, v_cache, mask); // dflash.py:192
+    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:193
     b.g.cb(out, "self_attention.out", layer.il);
-    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:193
+    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:194
     b.g.cb(out, "self_attention.out.2", layer.il);
     return out;
 }
 
 // Normed stream -> gated network (FW-13 to FW-15)
-// graphs/dflash.py:200 feed_forward
+// graphs/dflash.py:201 feed_forward
 // in:  x [n_embd, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * feed_forward(
@@ -317,94 +313,87 @@ ggml_tensor * feed_forward(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:135
-
-    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:208
+    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:136
+    b.g.cb(cur, "feed_forward.cur", layer.il);
+    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:209
     b.g.cb(gate, "feed_forward.gate", layer.il);
-    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:209
+    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:210
     b.g.cb(up, "feed_forward.up", layer.il);
-    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:210
+    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:211
     b.g.cb(gated, "feed_forward.gated", layer.il);
-    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:211
+    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:212
     b.g.cb(out, "feed_forward.out", layer.il);
     return out;
 }
 
 // The C best tokens of each row, best first, and the features of each: log-probability over the whole vocabulary, its exponential, its distance from the best, rank, whether best (LC-1)
-// graphs/lilicorr.py:133 candidates
-// in:  logits [n_vocab, (block_size - 1)*n_tokens//block_size]
-// out: ids [n_candidates, (block_size - 1)*n_tokens//block_size], r1 [5, n_candidates*(block_size - 1)*n_tokens//block_size]
-candidates_result candidates(
+// graphs/lilicorr.py:133 best_candidates
+// in:  logits [n_vocab, (block_size - 1)*(n_tokens//block_size)]
+// out: ids [n_candidates, (block_size - 1)*(n_tokens//block_size)], features [5, n_candidates*(block_size - 1)*(n_tokens//block_size)]
+best_candidates_result best_candidates(
         const lilicorr_build & b,
         ggml_tensor * logits) {
     ggml_context * ctx = b.ctx;
     const auto & hp = b.hp;
 
     ggml_tensor * top = ggml_top_k(ctx, logits, hp.n_candidates); // lilicorr.py:138
-    b.g.cb(top, "candidates.top");
-    ggml_tensor * values = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab, (hp.block_size - 1)*b.n_tokens/hp.block_size);
+    b.g.cb(top, "best_candidates.top");
+    ggml_tensor * values = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     values = ggml_get_rows(ctx, values, top);
-    values = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:139
-    b.g.cb(values, "candidates.values");
-    ggml_tensor * order = ggml_argsort(ctx, values, GGML_SORT_ORDER_DESC); // lilicorr.py:140
-    b.g.cb(order, "candidates.order");
-    ggml_tensor * ids = ggml_reshape_3d(ctx, top, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size);
+    ggml_tensor * values_2 = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:139
+    b.g.cb(values_2, "best_candidates.values");
+    ggml_tensor * order = ggml_argsort(ctx, values_2, GGML_SORT_ORDER_DESC); // lilicorr.py:140
+    b.g.cb(order, "best_candidates.order");
+    ggml_tensor * ids = ggml_reshape_3d(ctx, top, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     ids = ggml_get_rows(ctx, ids, order);
-    ids = ggml_reshape_2d(ctx, ids, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:141
-    b.g.cb(ids, "candidates.ids");
-    values = ggml_reshape_3d(ctx, values, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size);
+    ids = ggml_reshape_2d(ctx, ids, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:141
+    b.g.cb(ids, "best_candidates.ids");
     values = ggml_get_rows(ctx, values, order);
-    values = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:142
-    b.g.cb(values, "candidates.values.2");
+    values = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:142
+    b.g.cb(values, "best_candidates.values.2");
 
     ggml_tensor * best = ggml_view_2d(ctx, values, 1, values->ne[1], values->nb[1], 0);
     best = ggml_cont(ctx, best); // lilicorr.py:144
-    b.g.cb(best, "candidates.best");
+    b.g.cb(best, "best_candidates.best");
     ggml_tensor * below_best = ggml_sub(ctx, values, best); // lilicorr.py:145
-    b.g.cb(below_best, "candidates.below_best");
+    b.g.cb(below_best, "best_candidates.below_best");
     ggml_tensor * log_total = ggml_sub(ctx, logits, best);
     log_total = ggml_exp(ctx, log_total);
     log_total = ggml_sum_rows(ctx, log_total);
     log_total = ggml_log(ctx, log_total); // lilicorr.py:146
-    b.g.cb(log_total, "candidates.log_total");
+    b.g.cb(log_total, "best_candidates.log_total");
     ggml_tensor * log_p = ggml_sub(ctx, below_best, log_total); // lilicorr.py:147
-    b.g.cb(log_p, "candidates.log_p");
+    b.g.cb(log_p, "best_candidates.log_p");
     ggml_tensor * rank = ggml_arange(ctx, 0, hp.n_candidates, 1);
     rank = ggml_reshape_2d(ctx, rank, hp.n_candidates, 1);
-    rank = ggml_repeat_4d(ctx, rank, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size, 1, 1); // lilicorr.py:148
-    b.g.cb(rank, "candidates.rank");
+    rank = ggml_repeat_4d(ctx, rank, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size), 1, 1); // lilicorr.py:148
+    b.g.cb(rank, "best_candidates.rank");
     ggml_tensor * is_best = ggml_step(ctx, rank);
     is_best = ggml_scale_bias(ctx, is_best, -1.0f, 1.0f); // lilicorr.py:149
-    b.g.cb(is_best, "candidates.is_best");
+    b.g.cb(is_best, "best_candidates.is_best");
     ggml_tensor * relative_rank = ggml_scale(ctx, rank, 1.0f/float(std::max<int64_t>(hp.n_candidates - 1, 1))); // lilicorr.py:150
-    b.g.cb(relative_rank, "candidates.relative_rank");
-
-    ggml_tensor * cur = ggml_reshape_3d(ctx, log_p, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:158
-    ggml_tensor * cur_2 = ggml_exp(ctx, log_p); // lilicorr.py:152
-
-    ggml_tensor * cur_3 = ggml_reshape_3d(ctx, cur_2, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:158
-    ggml_tensor * features = ggml_concat(ctx, cur, cur_3, 0); // lilicorr.py:153
-    b.g.cb(features, "candidates.features");
-
-    cur = ggml_reshape_3d(ctx, below_best, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:158
+    b.g.cb(relative_rank, "best_candidates.relative_rank");
+    ggml_tensor * features = ggml_reshape_3d(ctx, log_p, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:159
+    b.g.cb(features, "best_candidates.features");
+    ggml_tensor * cur = ggml_exp(ctx, log_p); // lilicorr.py:152
+    cur = ggml_reshape_3d(ctx, cur, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
+    features = ggml_concat(ctx, features, cur, 0);
+    cur = ggml_reshape_3d(ctx, below_best, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
+    features = ggml_concat(ctx, features, cur, 0);
+    cur = ggml_reshape_3d(ctx, relative_rank, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
+    features = ggml_concat(ctx, features, cur, 0);
+    cur = ggml_reshape_3d(ctx, is_best, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     features = ggml_concat(ctx, features, cur, 0); // lilicorr.py:153
-    b.g.cb(features, "candidates.features");
-
-    cur = ggml_reshape_3d(ctx, relative_rank, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:158
-    features = ggml_concat(ctx, features, cur, 0); // lilicorr.py:153
-    b.g.cb(features, "candidates.features");
-
-    cur = ggml_reshape_3d(ctx, is_best, 1, hp.n_candidates, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:158
-    features = ggml_concat(ctx, features, cur, 0); // lilicorr.py:153
-    b.g.cb(features, "candidates.features");
-    cur = ggml_reshape_2d(ctx, features, 5, hp.n_candidates*(hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:154
-    return { ids, cur };
+    b.g.cb(features, "best_candidates.features.2");
+    features = ggml_reshape_2d(ctx, features, 5, hp.n_candidates*(hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:154
+    b.g.cb(features, "best_candidates.features.3");
+    return { ids, features };
 }
 
 // Attention over all slots and candidates of a block with a learned bias a pair, then a feed-forward network (LC-4)
-// graphs/lilicorr.py:178 correlate
-// in:  x [n_hidden, (block_size - 1)*n_candidates*n_tokens//block_size], bias [(block_size - 1)*n_candidates, (block_size - 1)*n_candidates, n_corr_head]
-// out: [n_hidden, (block_size - 1)*n_candidates*n_tokens//block_size]
+// graphs/lilicorr.py:179 correlate
+// in:  x [n_hidden, (block_size - 1)*n_candidates*(n_tokens//block_size)], bias [(block_size - 1)*n_candidates, (block_size - 1)*n_candidates, n_corr_head]
+// out: [n_hidden, (block_size - 1)*n_candidates*(n_tokens//block_size)]
 ggml_tensor * correlate(
         const lilicorr_build & b,
         const lilicorr_correlator_layer & layer,
@@ -414,49 +403,46 @@ ggml_tensor * correlate(
     const auto & hp = b.hp;
 
     ggml_tensor * normed = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    normed = ggml_mul(ctx, normed, layer.attn_norm); // lilicorr.py:182
+    normed = ggml_mul(ctx, normed, layer.attn_norm); // lilicorr.py:183
     b.g.cb(normed, "correlate.normed", layer.il);
     ggml_tensor * qkv = ggml_mul_mat(ctx, layer.attn_in, normed);
-    qkv = ggml_add(ctx, qkv, layer.attn_in_bias); // lilicorr.py:183
+    qkv = ggml_add(ctx, qkv, layer.attn_in_bias); // lilicorr.py:184
     b.g.cb(qkv, "correlate.qkv", layer.il);
-    ggml_tensor * parts = ggml_reshape_4d(ctx, qkv, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, 3, (hp.block_size - 1)*hp.n_candidates*b.n_tokens/hp.block_size); // lilicorr.py:184
+    ggml_tensor * parts = ggml_reshape_4d(ctx, qkv, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, 3, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:185
     b.g.cb(parts, "correlate.parts", layer.il);
-
-    ggml_tensor * cur = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 0);
-    cur = ggml_cont_4d(ctx, cur, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:201
-    ggml_tensor * q = ggml_permute(ctx, cur, 0, 2, 1, 3); // lilicorr.py:185
+    ggml_tensor * q = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 0);
+    q = ggml_cont_4d(ctx, q, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
+    q = ggml_permute(ctx, q, 0, 2, 1, 3); // lilicorr.py:186
     b.g.cb(q, "correlate.q", layer.il);
-
-    cur = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 1*parts->nb[2]);
-    cur = ggml_cont_4d(ctx, cur, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:201
-    ggml_tensor * k = ggml_permute(ctx, cur, 0, 2, 1, 3); // lilicorr.py:186
+    ggml_tensor * k = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 1*parts->nb[2]);
+    k = ggml_cont_4d(ctx, k, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // lilicorr.py:187
     b.g.cb(k, "correlate.k", layer.il);
-
-    cur = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 2*parts->nb[2]);
-    cur = ggml_cont_4d(ctx, cur, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:201
-    ggml_tensor * v = ggml_permute(ctx, cur, 1, 2, 0, 3);
-    v = ggml_cont(ctx, v); // lilicorr.py:187
+    ggml_tensor * v = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 2*parts->nb[2]);
+    v = ggml_cont_4d(ctx, v, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
+    v = ggml_permute(ctx, v, 1, 2, 0, 3);
+    v = ggml_cont(ctx, v); // lilicorr.py:188
     b.g.cb(v, "correlate.v", layer.il);
-    ggml_tensor * kq = ggml_mul_mat(ctx, k, q); // lilicorr.py:188
+    ggml_tensor * kq = ggml_mul_mat(ctx, k, q); // lilicorr.py:189
     b.g.cb(kq, "correlate.kq", layer.il);
-    kq = ggml_soft_max_ext(ctx, kq, bias, 1.0f/sqrtf(float(hp.n_hidden/hp.n_corr_head)), 0.0f); // lilicorr.py:189
+    kq = ggml_soft_max_ext(ctx, kq, bias, 1.0f/sqrtf(float(hp.n_hidden/hp.n_corr_head)), 0.0f); // lilicorr.py:190
     b.g.cb(kq, "correlate.kq.2", layer.il);
-    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // lilicorr.py:190
+    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // lilicorr.py:191
     b.g.cb(kqv, "correlate.kqv", layer.il);
     ggml_tensor * out = ggml_permute(ctx, kqv, 0, 2, 1, 3);
-    out = ggml_cont_2d(ctx, out, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*b.n_tokens/hp.block_size); // lilicorr.py:191
+    out = ggml_cont_2d(ctx, out, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:192
     b.g.cb(out, "correlate.out", layer.il);
-    cur = ggml_mul_mat(ctx, layer.attn_output, out);
+    ggml_tensor * cur = ggml_mul_mat(ctx, layer.attn_output, out);
     cur = ggml_add(ctx, cur, layer.attn_output_bias);
-    ggml_tensor * x_2 = ggml_add(ctx, x, cur); // lilicorr.py:192
+    ggml_tensor * x_2 = ggml_add(ctx, x, cur); // lilicorr.py:193
     b.g.cb(x_2, "correlate.x", layer.il);
 
     normed = ggml_rms_norm(ctx, x_2, hp.f_norm_rms_eps);
-    normed = ggml_mul(ctx, normed, layer.ffn_norm); // lilicorr.py:194
+    normed = ggml_mul(ctx, normed, layer.ffn_norm); // lilicorr.py:195
     b.g.cb(normed, "correlate.normed.2", layer.il);
     ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, normed);
     up = ggml_add(ctx, up, layer.ffn_up_bias);
-    up = ggml_silu(ctx, up); // lilicorr.py:195
+    up = ggml_silu(ctx, up); // lilicorr.py:196
     b.g.cb(up, "correlate.up", layer.il);
     cur = ggml_mul_mat(ctx, layer.ffn_down, up);
     cur = ggml_add(ctx, cur, layer.ffn_down_bias);
@@ -464,7 +450,7 @@ ggml_tensor * correlate(
 }
 
 // Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)
-// graphs/dflash.py:241 inject
+// graphs/dflash.py:242 inject
 void build_inject(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const lilicorr_model *>(model_data);
     const lilicorr_build b(g, model, *static_cast<const lilicorr_state *>(state_data));
@@ -477,22 +463,20 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
     ggml_tensor * pos = g.input("pos", GGML_TYPE_I32, b.n_tokens);
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
 
-    ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features); // dflash.py:245
-    g.cb(fused, "fused.2");
-    ggml_tensor * cur = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps); // dflash.py:135
-    fused = ggml_mul(ctx, cur, m.enc_output_norm); // dflash.py:135
+    ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features);
+    fused = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps);
+    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:136
     g.cb(fused, "fused");
-    for (const auto & layer : m.layers) { // dflash.py:246
+    for (const auto & layer : m.layers) { // dflash.py:247
         const auto & state = states.layers[layer.il];
-
-        auto [r0, v] = project_kv(b, layer, fused, pos); // dflash.py:247
-        write_kv(b, layer, state, r0, v, kv_cells); // dflash.py:248
+        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:248
+        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:249
     }
     g.output("fused", fused);
 }
 
 // Full blocks through the backbone; per row C candidates and C*C scores, predecessor by candidate (LC-9)
-// graphs/lilicorr.py:207 draft
+// graphs/lilicorr.py:208 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const lilicorr_model *>(model_data);
     const lilicorr_build b(g, model, *static_cast<const lilicorr_state *>(state_data));
@@ -507,144 +491,140 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
     ggml_tensor * kv_mask = g.input("kv_mask", GGML_TYPE_F16, b.n_kv, b.n_tokens);
 
-    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:219
+    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:220
     g.cb(x, "x");
-    for (const auto & layer : m.layers) { // dflash.py:222
+    for (const auto & layer : m.layers) { // dflash.py:223
         const auto & state = states.layers[layer.il];
         ggml_tensor * cur = self_attention(b, layer, state, x, pos, kv_cells, kv_mask);
-        x = ggml_add(ctx, x, cur); // dflash.py:223
+        x = ggml_add(ctx, x, cur); // dflash.py:224
         g.cb(x, "x.2", layer.il);
         cur = feed_forward(b, layer, x);
-        x = ggml_add(ctx, x, cur); // dflash.py:224
+        x = ggml_add(ctx, x, cur); // dflash.py:225
         g.cb(x, "x.3", layer.il);
     }
-    ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, m.output_norm); // dflash.py:135
-
-    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, cur); // dflash.py:235
+    ggml_tensor * hidden = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
+    hidden = ggml_mul(ctx, hidden, m.output_norm); // dflash.py:136
+    g.cb(hidden, "hidden");
+    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:236
     g.cb(logits, "logits");
-    ggml_tensor * slot_hidden = ggml_reshape_3d(ctx, cur, hp.n_embd, hp.block_size, b.n_tokens/hp.block_size);
+    ggml_tensor * slot_hidden = ggml_reshape_3d(ctx, hidden, hp.n_embd, hp.block_size, b.n_tokens/hp.block_size);
     slot_hidden = ggml_view_3d(ctx, slot_hidden, slot_hidden->ne[0], hp.block_size - 1, slot_hidden->ne[2],
             slot_hidden->nb[1], slot_hidden->nb[2], 1*slot_hidden->nb[1]);
-    slot_hidden = ggml_cont(ctx, slot_hidden); // lilicorr.py:215
+    slot_hidden = ggml_cont(ctx, slot_hidden); // lilicorr.py:216
     g.cb(slot_hidden, "slot_hidden");
     ggml_tensor * slot_logits = ggml_reshape_3d(ctx, logits, hp.n_vocab, hp.block_size, b.n_tokens/hp.block_size);
     slot_logits = ggml_view_3d(ctx, slot_logits, slot_logits->ne[0], hp.block_size - 1, slot_logits->ne[2],
             slot_logits->nb[1], slot_logits->nb[2], 1*slot_logits->nb[1]);
-    slot_logits = ggml_cont(ctx, slot_logits); // lilicorr.py:216
+    slot_logits = ggml_cont(ctx, slot_logits); // lilicorr.py:217
     g.cb(slot_logits, "slot_logits");
-    cur = ggml_reshape_2d(ctx, slot_logits, hp.n_vocab, (hp.block_size - 1)*b.n_tokens/hp.block_size);
-    ggml_tensor * cur_2 = ggml_reshape_2d(ctx, slot_hidden, hp.n_embd, (hp.block_size - 1)*b.n_tokens/hp.block_size); // lilicorr.py:217
-    auto [ids, r1] = candidates(b, cur); // lilicorr.py:162
-    cur = ggml_reshape_1d(ctx, ids, (hp.block_size - 1)*hp.n_candidates*b.n_tokens/hp.block_size);
-    ggml_tensor * tokens_2 = ggml_get_rows(ctx, m.token_embd, cur); // lilicorr.py:163
+    ggml_tensor * cur = ggml_reshape_2d(ctx, slot_logits, hp.n_vocab, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
+    ggml_tensor * cur_2 = ggml_reshape_2d(ctx, slot_hidden, hp.n_embd, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:218
+    auto [ids, features] = best_candidates(b, cur); // lilicorr.py:163
+    cur = ggml_reshape_1d(ctx, ids, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size));
+    ggml_tensor * tokens_2 = ggml_get_rows(ctx, m.token_embd, cur); // lilicorr.py:164
     g.cb(tokens_2, "tokens");
     cur = ggml_mul_mat(ctx, m.token_proj, tokens_2);
-    ggml_tensor * tokens_3 = ggml_add(ctx, cur, m.token_proj_bias); // lilicorr.py:165
+    ggml_tensor * tokens_3 = ggml_add(ctx, cur, m.token_proj_bias); // lilicorr.py:166
     g.cb(tokens_3, "tokens.2");
-    ggml_tensor * normed = ggml_norm(ctx, r1, 1e-05f);
+    ggml_tensor * normed = ggml_norm(ctx, features, 1e-05f);
     normed = ggml_mul(ctx, normed, m.feature_mlp.front().norm);
-    normed = ggml_add(ctx, normed, m.feature_mlp.front().norm_bias); // lilicorr.py:167
+    normed = ggml_add(ctx, normed, m.feature_mlp.front().norm_bias); // lilicorr.py:168
     g.cb(normed, "normed");
     ggml_tensor * known = ggml_mul_mat(ctx, m.feature_mlp.front().up, normed);
     known = ggml_add(ctx, known, m.feature_mlp.front().up_bias);
     known = ggml_silu(ctx, known);
     known = ggml_mul_mat(ctx, m.feature_mlp.front().down, known);
-    known = ggml_add(ctx, known, m.feature_mlp.front().down_bias); // lilicorr.py:168
+    known = ggml_add(ctx, known, m.feature_mlp.front().down_bias); // lilicorr.py:169
     g.cb(known, "known");
     ggml_tensor * slots = ggml_mul_mat(ctx, m.hidden_proj, cur_2);
-    slots = ggml_add(ctx, slots, m.hidden_proj_bias); // lilicorr.py:169
+    slots = ggml_add(ctx, slots, m.hidden_proj_bias); // lilicorr.py:170
     g.cb(slots, "slots");
 
     x = ggml_add(ctx, tokens_3, known);
-    x = ggml_reshape_4d(ctx, x, hp.n_hidden, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:171
+    x = ggml_reshape_4d(ctx, x, hp.n_hidden, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:172
     g.cb(x, "x.4");
     cur = ggml_reshape_4d(ctx, slots, hp.n_hidden, 1, hp.block_size - 1, b.n_tokens/hp.block_size);
-    x = ggml_add(ctx, x, cur); // lilicorr.py:172
+    x = ggml_add(ctx, x, cur); // lilicorr.py:173
     g.cb(x, "x.5");
     cur = ggml_reshape_3d(ctx, m.slot_embedding, hp.n_hidden, 1, hp.block_size - 1);
-    x = ggml_add(ctx, x, cur); // lilicorr.py:173
+    x = ggml_add(ctx, x, cur); // lilicorr.py:174
     g.cb(x, "x.6");
-    x = ggml_add(ctx, x, m.rank_embedding); // lilicorr.py:174
+    x = ggml_add(ctx, x, m.rank_embedding); // lilicorr.py:175
     g.cb(x, "x.7");
-    cur = ggml_reshape_2d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*b.n_tokens/hp.block_size); // lilicorr.py:175
-    for (const auto & layer : m.correlator) { // lilicorr.py:220
-
-        cur = correlate(b, layer, cur, m.attention_bias); // lilicorr.py:221
+    cur = ggml_reshape_2d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:176
+    for (const auto & layer : m.correlator) { // lilicorr.py:221
+        cur = correlate(b, layer, cur, m.attention_bias); // lilicorr.py:222
         g.cb(cur, "x.8", layer.il);
     }
     x = ggml_rms_norm(ctx, cur, hp.f_norm_rms_eps);
-    x = ggml_mul(ctx, x, m.corr_output_norm); // lilicorr.py:222
+    x = ggml_mul(ctx, x, m.corr_output_norm); // lilicorr.py:223
     g.cb(x, "x.9");
     ggml_tensor * anchor = ggml_mul_mat(ctx, m.context_proj, context);
-    anchor = ggml_add(ctx, anchor, m.context_proj_bias); // lilicorr.py:223
+    anchor = ggml_add(ctx, anchor, m.context_proj_bias); // lilicorr.py:224
     g.cb(anchor, "anchor");
     anchor = ggml_rms_norm(ctx, anchor, hp.f_norm_rms_eps);
-    anchor = ggml_mul(ctx, anchor, m.anchor_norm); // lilicorr.py:224
+    anchor = ggml_mul(ctx, anchor, m.anchor_norm); // lilicorr.py:225
     g.cb(anchor, "anchor.2");
 
-    ggml_tensor * by_item = ggml_reshape_3d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:226
+    ggml_tensor * by_item = ggml_reshape_3d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:227
     g.cb(by_item, "by_item");
     ggml_tensor * given = ggml_reshape_3d(ctx, anchor, hp.n_hidden, 1, b.n_tokens/hp.block_size);
-    given = ggml_repeat_4d(ctx, given, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size, 1); // lilicorr.py:227
+    given = ggml_repeat_4d(ctx, given, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size, 1); // lilicorr.py:228
     g.cb(given, "given");
     ggml_tensor * joined = ggml_concat(ctx, by_item, given, 0);
     cur = ggml_mul(ctx, by_item, given);
-    joined = ggml_concat(ctx, joined, cur, 0); // lilicorr.py:228
+    joined = ggml_concat(ctx, joined, cur, 0); // lilicorr.py:229
     g.cb(joined, "joined");
-    joined = ggml_reshape_2d(ctx, joined, 3*hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*b.n_tokens/hp.block_size); // lilicorr.py:229
+    joined = ggml_reshape_2d(ctx, joined, 3*hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:230
     g.cb(joined, "joined.2");
     ggml_tensor * y = ggml_mul_mat(ctx, m.factor_input, joined);
     y = ggml_add(ctx, y, m.factor_input_bias);
-    y = ggml_silu(ctx, y); // lilicorr.py:230
+    y = ggml_silu(ctx, y); // lilicorr.py:231
     g.cb(y, "y");
-    cur = ggml_mul_mat(ctx, m.out_head, y);
-    cur = ggml_add(ctx, cur, m.out_head_bias);
-    cur = ggml_l2_norm(ctx, cur, hp.f_vector_eps); // lilicorr.py:205
-
-    ggml_tensor * before = ggml_reshape_4d(ctx, cur, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:231
+    ggml_tensor * before = ggml_mul_mat(ctx, m.out_head, y);
+    before = ggml_add(ctx, before, m.out_head_bias);
+    before = ggml_l2_norm(ctx, before, hp.f_vector_eps);
+    before = ggml_reshape_4d(ctx, before, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:232
     g.cb(before, "before");
-    cur = ggml_mul_mat(ctx, m.in_head, y);
-    cur = ggml_add(ctx, cur, m.in_head_bias);
-    cur = ggml_l2_norm(ctx, cur, hp.f_vector_eps); // lilicorr.py:205
-
-    ggml_tensor * after = ggml_reshape_4d(ctx, cur, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:232
+    ggml_tensor * after = ggml_mul_mat(ctx, m.in_head, y);
+    after = ggml_add(ctx, after, m.in_head_bias);
+    after = ggml_l2_norm(ctx, after, hp.f_vector_eps);
+    after = ggml_reshape_4d(ctx, after, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:233
     g.cb(after, "after");
-    cur = ggml_mul_mat(ctx, m.anchor_head, anchor);
-    cur = ggml_add(ctx, cur, m.anchor_head_bias);
-    cur = ggml_l2_norm(ctx, cur, hp.f_vector_eps); // lilicorr.py:205
-
-    ggml_tensor * start = ggml_reshape_4d(ctx, cur, hp.n_factor, 1, 1, b.n_tokens/hp.block_size); // lilicorr.py:233
+    ggml_tensor * start = ggml_mul_mat(ctx, m.anchor_head, anchor);
+    start = ggml_add(ctx, start, m.anchor_head_bias);
+    start = ggml_l2_norm(ctx, start, hp.f_vector_eps);
+    start = ggml_reshape_4d(ctx, start, hp.n_factor, 1, 1, b.n_tokens/hp.block_size); // lilicorr.py:234
     g.cb(start, "start");
 
     ggml_tensor * first = ggml_view_4d(ctx, after, after->ne[0], after->ne[1], 1, after->ne[3], after->nb[1],
             after->nb[2], after->nb[3], 0);
-    first = ggml_mul_mat(ctx, first, start); // lilicorr.py:236
+    first = ggml_mul_mat(ctx, first, start); // lilicorr.py:237
     g.cb(first, "first");
-    first = ggml_repeat_4d(ctx, first, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size); // lilicorr.py:237
+    first = ggml_repeat_4d(ctx, first, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size); // lilicorr.py:238
     g.cb(first, "first.2");
     ggml_tensor * scores = ggml_fill(ctx,
             ggml_new_tensor_4d(ctx, GGML_TYPE_F32, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size), 0.0f);
-    scores = ggml_concat(ctx, scores, first, 2); // lilicorr.py:238
+    scores = ggml_concat(ctx, scores, first, 2); // lilicorr.py:239
     g.cb(scores, "scores");
     ggml_tensor * pairs = ggml_view_4d(ctx, after, after->ne[0], after->ne[1], hp.block_size - 1 - 1, after->ne[3],
             after->nb[1], after->nb[2], after->nb[3], 1*after->nb[2]);
     cur = ggml_view_4d(ctx, before, before->ne[0], before->ne[1], hp.block_size - 1 - 1, before->ne[3], before->nb[1],
             before->nb[2], before->nb[3], 0);
-    pairs = ggml_mul_mat(ctx, pairs, cur); // lilicorr.py:240
+    pairs = ggml_mul_mat(ctx, pairs, cur); // lilicorr.py:241
     g.cb(pairs, "pairs");
-    scores = ggml_concat(ctx, scores, pairs, 2); // lilicorr.py:241
+    scores = ggml_concat(ctx, scores, pairs, 2); // lilicorr.py:242
     g.cb(scores, "scores.2");
     scores = ggml_reshape_3d(ctx, scores, hp.n_candidates, hp.n_candidates, b.n_tokens);
-    scores = ggml_scale(ctx, scores, hp.f_corr_scale); // lilicorr.py:242
+    scores = ggml_scale(ctx, scores, hp.f_corr_scale); // lilicorr.py:243
     g.cb(scores, "scores.3");
-    ggml_tensor * by_slot = ggml_reshape_3d(ctx, ids, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:243
+    ggml_tensor * by_slot = ggml_reshape_3d(ctx, ids, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:244
     g.cb(by_slot, "by_slot");
     ggml_tensor * candidates = ggml_view_3d(ctx, by_slot, by_slot->ne[0], 1, by_slot->ne[2], by_slot->nb[1],
             by_slot->nb[2], 0);
-    candidates = ggml_concat(ctx, candidates, by_slot, 1); // lilicorr.py:244
+    candidates = ggml_concat(ctx, candidates, by_slot, 1); // lilicorr.py:245
     g.cb(candidates, "candidates");
-    candidates = ggml_reshape_2d(ctx, candidates, hp.n_candidates, b.n_tokens); // lilicorr.py:245
+    candidates = ggml_reshape_2d(ctx, candidates, hp.n_candidates, b.n_tokens); // lilicorr.py:246
     g.cb(candidates, "candidates.2");
     g.output("logits", logits);
     g.output("candidates", candidates);

@@ -158,9 +158,7 @@ ggml_tensor * attention(
     ggml_tensor * out = ggml_permute(ctx, kqv, 0, 2, 1, 3);
     out = ggml_cont_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:112
     b.g.cb(out, "attention.out", layer.il);
-    out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
-    b.g.cb(out, "attention.out.2", layer.il);
-    return out;
+    return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // Normed stream -> attention over the cache -> output projection

@@ -6,10 +6,10 @@
 //   opt.rotate_k_kv is true
 //   opt.rotate_v_kv is true
 //   hp.rope_scaling_type == "none"
-//   n_embd_head_k == n_rot_k_kv*n_embd_head_k//n_rot_k_kv
-//   n_rot_k_kv*n_embd_head_k//n_rot_k_kv == n_embd_head_k
-//   n_embd_head_v == n_rot_v_kv*n_embd_head_v//n_rot_v_kv
-//   n_rot_v_kv*n_embd_head_v//n_rot_v_kv == n_embd_head_v
+//   n_embd_head_k == n_rot_k_kv*(n_embd_head_k//n_rot_k_kv)
+//   n_rot_k_kv*(n_embd_head_k//n_rot_k_kv) == n_embd_head_k
+//   n_embd_head_v == n_rot_v_kv*(n_embd_head_v//n_rot_v_kv)
+//   n_rot_v_kv*(n_embd_head_v//n_rot_v_kv) == n_embd_head_v
 //   opt.flash_attn is false
 //   opt.v_quantized is true
 //   opt.tap_last is false
@@ -120,15 +120,13 @@ write_kv_result write_kv(
 
     ggml_tensor * chunks = ggml_reshape_3d(ctx, k, hp.n_rot_k_kv, hp.n_embd_head_k/hp.n_rot_k_kv*hp.n_head_kv, b.n_tokens); // nn.py:74
     b.g.cb(chunks, "write_kv.chunks", layer.il);
-    ggml_tensor * cur = ggml_mul_mat(ctx, hadamard_k, chunks);
-    ggml_mul_mat_set_hint(cur, GGML_HINT_SRC0_IS_HADAMARD);
-    ggml_tensor * k_2 = ggml_reshape_3d(ctx, cur, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // nn.py:74
+    ggml_tensor * k_2 = ggml_mul_mat(ctx, hadamard_k, chunks); // nn.py:74
+    ggml_mul_mat_set_hint(k_2, GGML_HINT_SRC0_IS_HADAMARD);
     b.g.cb(k_2, "write_kv.k", layer.il);
     chunks = ggml_reshape_3d(ctx, v, hp.n_rot_v_kv, hp.n_embd_head_v/hp.n_rot_v_kv*hp.n_head_kv, b.n_tokens); // nn.py:75
-    b.g.cb(chunks, "write_kv.chunks.2", layer.il);
-    cur = ggml_mul_mat(ctx, hadamard_v, chunks);
-    ggml_mul_mat_set_hint(cur, GGML_HINT_SRC0_IS_HADAMARD);
-    ggml_tensor * v_2 = ggml_reshape_3d(ctx, cur, hp.n_embd_head_v, hp.n_head_kv, b.n_tokens); // nn.py:75
+    b.g.cb(chunks, "write_kv.chunks", layer.il);
+    ggml_tensor * v_2 = ggml_mul_mat(ctx, hadamard_v, chunks); // nn.py:75
+    ggml_mul_mat_set_hint(v_2, GGML_HINT_SRC0_IS_HADAMARD);
     b.g.cb(v_2, "write_kv.v", layer.il);
     ggml_tensor * k_cache = ggml_reshape_2d(ctx, k_2, hp.n_embd_head_k*hp.n_head_kv, b.n_tokens);
     k_cache = b.g.write(ggml_set_rows(ctx, state.kv_k, k_cache, cells)); // nn.py:76
@@ -189,14 +187,11 @@ ggml_tensor * attention(
     out = ggml_cont_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:112
     b.g.cb(out, "attention.out", layer.il);
     chunks = ggml_reshape_3d(ctx, out, hp.n_rot_v_kv, hp.n_embd_head_v/hp.n_rot_v_kv*hp.n_head, b.n_tokens); // nn.py:113
-    b.g.cb(chunks, "attention.chunks.2", layer.il);
-    out = ggml_mul_mat(ctx, hadamard_v, chunks);
+    b.g.cb(chunks, "attention.chunks", layer.il);
+    out = ggml_mul_mat(ctx, hadamard_v, chunks); // nn.py:113
     ggml_mul_mat_set_hint(out, GGML_HINT_SRC0_IS_HADAMARD);
-    out = ggml_reshape_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:113
     b.g.cb(out, "attention.out.2", layer.il);
-    out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
-    b.g.cb(out, "attention.out.3", layer.il);
-    return out;
+    return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // Normed stream -> attention over the cache -> output projection
@@ -363,10 +358,10 @@ void * model_new(const ds_params & params, const ds_tensors & tensors) {
     require(params.get_i64("opt.rotate_k_kv") == 1, "opt.rotate_k_kv is true");
     require(params.get_i64("opt.rotate_v_kv") == 1, "opt.rotate_v_kv is true");
     require(params.get_i64("rope_scaling_type=none") == 1, "hp.rope_scaling_type == \"none\"");
-    require(hp.n_embd_head_k == hp.n_rot_k_kv*hp.n_embd_head_k/hp.n_rot_k_kv, "n_embd_head_k == n_rot_k_kv*n_embd_head_k//n_rot_k_kv");
-    require(hp.n_rot_k_kv*hp.n_embd_head_k/hp.n_rot_k_kv == hp.n_embd_head_k, "n_rot_k_kv*n_embd_head_k//n_rot_k_kv == n_embd_head_k");
-    require(hp.n_embd_head_v == hp.n_rot_v_kv*hp.n_embd_head_v/hp.n_rot_v_kv, "n_embd_head_v == n_rot_v_kv*n_embd_head_v//n_rot_v_kv");
-    require(hp.n_rot_v_kv*hp.n_embd_head_v/hp.n_rot_v_kv == hp.n_embd_head_v, "n_rot_v_kv*n_embd_head_v//n_rot_v_kv == n_embd_head_v");
+    require(hp.n_embd_head_k == hp.n_rot_k_kv*(hp.n_embd_head_k/hp.n_rot_k_kv), "n_embd_head_k == n_rot_k_kv*(n_embd_head_k//n_rot_k_kv)");
+    require(hp.n_rot_k_kv*(hp.n_embd_head_k/hp.n_rot_k_kv) == hp.n_embd_head_k, "n_rot_k_kv*(n_embd_head_k//n_rot_k_kv) == n_embd_head_k");
+    require(hp.n_embd_head_v == hp.n_rot_v_kv*(hp.n_embd_head_v/hp.n_rot_v_kv), "n_embd_head_v == n_rot_v_kv*(n_embd_head_v//n_rot_v_kv)");
+    require(hp.n_rot_v_kv*(hp.n_embd_head_v/hp.n_rot_v_kv) == hp.n_embd_head_v, "n_rot_v_kv*(n_embd_head_v//n_rot_v_kv) == n_embd_head_v");
     require(params.get_i64("opt.flash_attn") == 0, "opt.flash_attn is false");
     require(params.get_i64("opt.v_quantized") == 1, "opt.v_quantized is true");
     require(params.get_i64("opt.tap_last") == 0, "opt.tap_last is false");

@@ -158,9 +158,7 @@ ggml_tensor * attention(
     ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
     ggml_prec_set_acc(out, GGML_PREC_F32);
     b.g.cb(out, "attention.out", layer.il);
-    out = ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens); // nn.py:114
-    b.g.cb(out, "attention.out.2", layer.il);
-    return out;
+    return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // Normed stream -> attention over the cache -> output projection
