@@ -34,6 +34,8 @@ def fold_reshapes(body: Body) -> None:
         if len(result.shape) == len(source.shape) and all(map(same, result.shape, source.shape)):
             replaced[id(result)] = source
     body.results = [replaced.get(id(v), v) for v in body.results]
+    for loop in {id(n.iteration.loop): n.iteration.loop for n in body.nodes if n.iteration is not None}.values():
+        loop.snapshots = [{n: replaced.get(id(v), v) for n, v in held.items()} for held in loop.snapshots]
 
 
 def drop_dead(body: Body) -> None:

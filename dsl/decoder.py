@@ -24,9 +24,14 @@ class DecoderHparams(Hparams):
     n_head_kv = u32("{arch}.attention.head_count_kv", lambda hp: hp.n_head)
     n_embd_head_k = u32("{arch}.attention.key_length", lambda hp: hp.n_embd // hp.n_head)
     n_embd_head_v = u32("{arch}.attention.value_length", lambda hp: hp.n_embd // hp.n_head)
-    n_rot = u32("{arch}.rope.dimension_count", lambda hp: hp.n_embd_head_k)
+    n_rot = u32(
+        "{arch}.rope.dimension_count", lambda hp: hp.n_embd_head_k,
+        check=lambda n: None if n > 0 and n % 2 == 0 else "must be positive and even",
+    )
     n_vocab = length_of("tokenizer.ggml.tokens", "{arch}.vocab_size")
-    f_norm_rms_eps = f32("{arch}.attention.layer_norm_rms_epsilon")
+    f_norm_rms_eps = f32(
+        "{arch}.attention.layer_norm_rms_epsilon", check=lambda eps: None if eps >= 0 else "must not be negative"
+    )
     rope_freq_base = f32("{arch}.rope.freq_base", 10000.0)
     rope_scaling_type = text("{arch}.rope.scaling.type", "none", allowed=("none", "linear", "yarn", "longrope"))
     rope_scaling_factor = f32("{arch}.rope.scaling.factor", 0.0, aliases=("{arch}.rope.scale_linear",))

@@ -57,6 +57,9 @@ class hp(DecoderHparams):
     f_attention_scale = f32("{arch}.attention.scale", 0.0)
     f_value_scale = f32("{arch}.attention.value_scale", 0.0)
     hidden_activation = text("{arch}.hidden_activation", "silu", allowed=("silu", "gelu", "gelu_pytorch_tanh"))
+    n_hyper = u32(
+        "{arch}.hyper_connection.count", 0, check=lambda n: "asks for the DeepSeek-V4 backbone, which is not known" if n else None
+    )
     rope_sections = int_list("{arch}.rope.dimension_sections", lambda hp: [0, 0, 0, 0])
     n_conv_kernel = u32("{arch}.conv_kernel_size", 0)
     n_conv_group = u32("{arch}.conv_group_size", 0)
@@ -263,8 +266,14 @@ class DFlash(Architecture):
         """ER-7, ER-11, ER-23 and the like."""
         if model.hparam("n_embd_head_k") != model.hparam("n_embd_head_v"):
             yield f"key and value head sizes differ: {model.hparam('n_embd_head_k')} and {model.hparam('n_embd_head_v')}"
-        if len(model.hparam("rope_sections")) != 4:
-            yield f"dflash.rope.dimension_sections must have 4 entries, found {len(model.hparam('rope_sections'))}"
+        head, n_rot = model.hparam("n_embd_head_k"), model.hparam("n_rot")
+        if n_rot > head:
+            yield f"dflash.rope.dimension_count = {n_rot} exceeds the head size {head}"
+        sections = model.hparam("rope_sections")
+        if len(sections) != 4:
+            yield f"dflash.rope.dimension_sections must have 4 entries, found {len(sections)}"
+        elif any(sections) and (min(sections) < 0 or not any(sections[:3]) or sum(sections) > head):
+            yield f"dflash.rope.dimension_sections = {sections} must hold at least one and at most {head} pairs"
         group, width = model.hparam("n_conv_group"), model.hparam("n_embd")
         if model.hparam("has_conv") and width % group:
             yield f"the hidden size {width} is not divisible by dflash.conv_group_size = {group}"

@@ -42,6 +42,7 @@ class hp(dflash.hp):
     block_size = u32("{arch}.block_size")
     n_hidden = u32("lilicorr.hidden_size")
     n_candidates = u32("lilicorr.candidate_topk")
+    n_selector = u32("{arch}.selector_top_k", 0, check=lambda k: "belongs to DFlash2, this is LiLiCorr" if k else None)
     n_corr_head = u32("lilicorr.num_heads")
     n_corr_layer = u32("lilicorr.num_layers")
     n_factor = u32("lilicorr.factor_dim")

@@ -10,6 +10,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
+
 from draftsmith.canonical import CanonicalValue, canonical_file
 from draftsmith.dsl.arch import Architecture
 from draftsmith.dsl.bind import declared_tensors, read_keys
@@ -17,7 +19,6 @@ from draftsmith.dsl.binding import bound
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.expr import Scope
 from draftsmith.dsl.specs import Tensor
-from numpy.typing import NDArray
 
 from .gguf_rewrite import _add
 
@@ -40,10 +41,8 @@ class FakeTensor:
             return np.sort(rng.permutation(self.n_ids)[: self.ne[0]]).astype("<i8").view(np.uint8)
         if self.type is GGMLType.nvfp4:
             return _nvfp4(rng, int(np.prod(shape)) // 64)
-        if len(self.ne) > 1:
-            values = rng.standard_normal(shape) / np.sqrt(self.ne[0])
-        else:
-            values = rng.uniform(0.6, 1.4, shape)
+        matrix = len(self.ne) > 1
+        values = rng.standard_normal(shape) / np.sqrt(self.ne[0]) if matrix else rng.uniform(0.6, 1.4, shape)
         if self.type.numpy_dtype is not None:
             return values.astype(self.type.numpy_dtype).reshape(-1).view(np.uint8)
         quantised = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType(self.type.id))
@@ -89,8 +88,8 @@ class FakeFile:
 class Recipe:
     """How a file differs from the canonical one.
 
-    ``keys``: metadata by name, ``{arch}`` stands for the architecture's; a list of bools is a per-layer key. ``sizes``: hparams
-    that only a tensor tells. ``optional``: fields (of the model or of a layer) that are present although they need not be;
+    ``keys``: metadata by name, ``{arch}`` stands for the architecture's; a list of bools is a per-layer key.
+    ``sizes``: hparams that only a tensor tells. ``optional``: fields (of the model or of a layer) that are there;
     ``only_layers`` limits layer fields to some layers. ``scales``: whether every matrix that may have a scale has one.
     ``types``: element types of matrices by field, "" for all others.
     """

@@ -27,6 +27,7 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "deepseek4": record.deepseek_case,
     "hf": record.hf_case,
     "draft": record.draft_case,
+    "trained": record.trained_case,
 }
 
 
@@ -39,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def copy(recorded: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     def make(kind: str) -> Path:
-        return Path(shutil.copytree(recorded[kind], tmp_path / kind))
+        return Path(shutil.copytree(recorded[kind], tmp_path / kind, symlinks=True))
 
     return make
 
@@ -50,8 +51,8 @@ def replayed(*folders: Path) -> tuple[int, list[str]]:
 
 
 def edit(folder: Path, *path: Any, value: Any = None, change: Callable[[Any], Any] | None = None) -> None:
-    """Change one field of a manifest."""
-    file = folder / "manifest.json"
+    """Change one field of a manifest (or of another file)."""
+    file = folder / "manifest.json" if folder.is_dir() else folder
     data = json.loads(file.read_text())
     holder = data
     for key in path[:-1]:
@@ -151,14 +152,43 @@ def test_a_changed_decision_fails(kind: str, path: tuple[Any, ...], copy: Callab
     assert status == 1, "\n".join(lines)
 
 
-@pytest.mark.cpu
-@pytest.mark.parametrize("name", ["logits_9", "logits_9_f64", "logits_9_incremental", "stream_9_f64", "layer_inputs_9"])
-def test_a_changed_array_in_an_archive_fails(name: str, copy: Callable[[str], Path]) -> None:
-    folder = copy("hf")
-    with np.load(folder / "numbers.npz") as archive:
+def perturb_archive(file: Path, name: str) -> None:
+    with np.load(file) as archive:
         content = dict(archive)
-    content[name].flat[3] += 1.0
-    np.savez(folder / "numbers.npz", **content)
+    content[name].flat[content[name].size // 2] += 1
+    np.savez(file, **content)  # type: ignore[arg-type]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("kind", "file", "name"),
+    [
+        *(("hf", "numbers.npz", n) for n in ("logits_9", "logits_9_f64", "logits_9_incremental")),
+        *(("hf", "numbers.npz", n) for n in ("stream_9_f64", "layer_inputs_9", "layer_input_mean_9")),
+        *(("trained", "base/reference.npz", f"p1_{n}") for n in ("last_logits", "logits", "hidden")),
+        *(("trained", "drafter/reference.npz", f"p0_{n}") for n in ("features", "context", "block_logits")),
+        *(("trained", "drafter/reference.npz", f"p1_{n}") for n in ("anchor", "draft")),
+    ],
+)
+def test_a_changed_array_in_an_archive_fails(kind: str, file: str, name: str, copy: Callable[[str], Path]) -> None:
+    folder = copy(kind)
+    perturb_archive(folder / file, name)
+    assert replayed(folder)[0] == 1
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("base/reference.json", ("prompts", 0, "greedy")),
+        ("drafter/reference.json", ("prompts", 1, "log", 1, "draft")),
+        ("drafter/reference.json", ("prompts", 0, "log", 2, "accepted")),
+        ("drafter/reference.json", ("mean_accepted_drafts_per_round",)),
+    ],
+)
+def test_another_trained_text_fails(file: str, path: tuple[Any, ...], copy: Callable[[str], Path]) -> None:
+    folder = copy("trained")
+    edit(folder / file, *path, change=add_one)
     assert replayed(folder)[0] == 1
 
 

@@ -47,7 +47,7 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
         for heading in sorted(groups, key=_HEADINGS.index):
             with formatter.section(heading):

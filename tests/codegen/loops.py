@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from draftsmith.dsl import (
     Architecture,
@@ -113,7 +113,7 @@ def first_is_special(self: Any, x: Value = x_feed) -> dict[str, Value]:
 @loop
 def two_kinds(self: Any, x: Value = x_feed) -> dict[str, Value]:
     for layer in self.layers:
-        if layer.sliding:
+        if layer.sliding:  # noqa: SIM108 (both forms are to be tested)
             x = ops.add(x, layer.w)
         else:
             x = ops.mul(ops.sqr(x), layer.w)
@@ -258,14 +258,16 @@ class Tiny(Architecture):
     """Loops of every kind."""
 
     hparams, layer = hp, TinyLayer
-    canonical = {"{arch}.n_taps": 3}
+    canonical: ClassVar = {"{arch}.n_taps": 3}
 
 
 for _name, _function in LOOPS.items():
     setattr(Tiny, _name, graph(_function))
 
 
-def tiny_model(n_layer: int, cls: type[Architecture] = Tiny, with_v: Sequence[int] | None = None, **keys: Any) -> BoundModel:
+def tiny_model(
+    n_layer: int, cls: type[Architecture] = Tiny, with_v: Sequence[int] | None = None, **keys: Any
+) -> BoundModel:
     """Layers alternate: the even ones slide, the first of every three has ``v``, gains are 1, 2, 3, 1, ..."""
     recipe = Recipe(
         {
@@ -282,7 +284,13 @@ def tiny_model(n_layer: int, cls: type[Architecture] = Tiny, with_v: Sequence[in
 
 def trace_one(function: Callable[..., Any], n_layer: int = 3, **keys: Any) -> tuple[BoundModel, dict[str, Graph]]:
     """A model whose only graph is ``function``, traced."""
-    body = {"__doc__": "One loop.", "hparams": hp, "layer": TinyLayer, "canonical": Tiny.canonical, "run": graph(function)}
+    body = {
+        "__doc__": "One loop.",
+        "hparams": hp,
+        "layer": TinyLayer,
+        "canonical": Tiny.canonical,
+        "run": graph(function),
+    }
     model = tiny_model(n_layer, arch("tiny")(type("One", (Architecture,), body)), **keys)
     return model, {"run": trace_graph(model, next(iter(model.cls.graphs())), sample_dims(model))}
 

@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from draftsmith import ggml
 from draftsmith.codegen.ninja_build import LOG, CompileError, find_compiler
 from draftsmith.codegen.runtime_lib import RUNTIME_DIR, build_architecture
 from draftsmith.dsl.errors import BuildError
 from draftsmith.ggml.headers import check_functions, declared_functions
-
-from draftsmith import ggml
 
 from ..conftest import SNAPSHOTS
 from ..graphs.variants import BY_TITLE, source
@@ -33,14 +33,20 @@ def compile_together(files: list[Path], folder: Path, install: ggml.GgmlInstall)
     lines = ['#include "draftsmith.h"', *(f"#include <{name}>" for name in HEADERS)]
     for i, path in enumerate(files):
         lines += [
-            f"#define draftsmith_arch draftsmith_arch_{i}", 'extern "C" const ds_arch * draftsmith_arch(void);',
-            f"namespace file_{i} {{", f'#include "{path}"', "}", "#undef draftsmith_arch",
+            f"#define draftsmith_arch draftsmith_arch_{i}",
+            'extern "C" const ds_arch * draftsmith_arch(void);',
+            f"namespace file_{i} {{",
+            f'#include "{path}"',
+            "}",
+            "#undef draftsmith_arch",
         ]
     unit = folder / "all.cpp"
     unit.write_text("\n".join(lines) + "\n")
     compiler = find_compiler()
     done = subprocess.run(
-        [*compiler.command, *STRICT, f"-I{RUNTIME_DIR}", f"-I{install.include_dir}", str(unit)], capture_output=True, text=True,
+        [*compiler.command, *STRICT, f"-I{RUNTIME_DIR}", f"-I{install.include_dir}", str(unit)],
+        capture_output=True,
+        text=True,
         check=False,
     )
     return done.stdout + done.stderr + ("" if done.returncode == 0 else f"exit code {done.returncode}")
@@ -55,7 +61,11 @@ def test_the_compiler_is_asked_to_complain(tmp_path: Path, install: ggml.GgmlIns
     """The check above sees warnings: a file with an unused variable and a shadowed one."""
     text = (SNAPSHOTS / "qwen3.cpp").read_text()
     spoilt = tmp_path / "spoilt.cpp"
-    spoilt.write_text(text.replace("ggml_context * ctx = b.ctx;", "ggml_context * ctx = b.ctx; int spare = 1; { int b = 2; (void) b; }", 1))
+    spoilt.write_text(
+        text.replace(
+            "ggml_context * ctx = b.ctx;", "ggml_context * ctx = b.ctx; int spare = 1; { int b = 2; (void) b; }", 1
+        )
+    )
     said = compile_together([spoilt], tmp_path, install)
     assert "Wunused-variable" in said and "Wshadow" in said
 
@@ -76,7 +86,9 @@ def test_a_missing_function_is_named_before_compiling(install: ggml.GgmlInstall)
     text = source("qwen3").text.replace("ggml_rms_norm(", "ggml_conjure(")
     with pytest.raises(BuildError, match="lacks a function that the generated source calls: ggml_conjure") as built:
         build_architecture("qwen3", {"qwen3.cpp": text}, install)
-    assert not isinstance(built.value, CompileError), "the compiler was asked although the function is known to be missing"
+    assert not isinstance(built.value, CompileError), (
+        "the compiler was asked although the function is known to be missing"
+    )
 
 
 def test_optimised_build_has_no_warnings(install: ggml.GgmlInstall) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
 import pytest
+
 from draftsmith.codegen.emit import emit
 from draftsmith.codegen.native import Backends, NativeContext, NativeModel, StateDesc
 from draftsmith.codegen.runtime_lib import build_architecture
@@ -59,7 +60,9 @@ def method(case: str, name: str, example: Example) -> Callable[..., Any]:
         if wanted is None:
             return None
         if wanted.kind is Kind.STATE:
-            return Value(wanted.shape, wanted.dtype, Kind.STATE, name=f"s{number}", ref=Ref(state_name(case, number), int(il)))
+            return Value(
+                wanted.shape, wanted.dtype, Kind.STATE, name=f"s{number}", ref=Ref(state_name(case, number), int(il))
+            )
         value = feeds.use(feed(case, number, wanted))
         return value if wanted.via is None else wanted.via(value)
 
@@ -82,7 +85,7 @@ class AllOps(Architecture):
     """One graph for every example of the op table."""
 
     hparams, layer = hp, Layer
-    canonical = {"{arch}.block_count": 1}
+    canonical: ClassVar = {"{arch}.block_count": 1}
 
 
 for _case, (_name, _example) in CASES.items():
@@ -109,9 +112,12 @@ def compiled() -> Iterator[Compiled]:
         for n, o in enumerate(example.operands)
         if o is not None and o.kind is Kind.STATE
     ]
-    with Backends(n_threads=1) as backends, NativeModel(library, native_params(model), None) as native:
-        with NativeContext(backends, native, states) as context:
-            yield Compiled(context, graphs)
+    with (
+        Backends(n_threads=1) as backends,
+        NativeModel(library, native_params(model), None) as native,
+        NativeContext(backends, native, states) as context,
+    ):
+        yield Compiled(context, graphs)
 
 
 def packed(array: Array, dtype: GGMLType) -> Array:
@@ -173,7 +179,16 @@ def test_a_wrong_meaning_would_be_seen(compiled: Compiled) -> None:
         if not example.operands or name == "tap":
             continue
         _, other, value = evaluate(name, example, np.float32, 1)
-        if value.dtype is GGMLType.f32 and name not in ("sgn", "step", "fill", "set_rows", "store", "put", "diag_mask_inf", "tri"):
+        if value.dtype is GGMLType.f32 and name not in (
+            "sgn",
+            "step",
+            "fill",
+            "set_rows",
+            "store",
+            "put",
+            "diag_mask_inf",
+            "tri",
+        ):
             got = run(compiled, case, example, value, 0)
             seen += not np.allclose(got, other, rtol=example.close, atol=example.close)
     assert seen > 100

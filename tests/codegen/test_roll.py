@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from draftsmith.codegen.emit import emit, guard_params
 from draftsmith.codegen.native import Backends, NativeContext, NativeModel, StateDesc, WeightDesc, Weights
 from draftsmith.codegen.runtime_lib import build_architecture
@@ -45,7 +46,9 @@ def test_text_does_not_depend_on_the_number_of_iterations(name: str) -> None:
     assert render(*trace_one(LOOPS[name], few)) == render(*trace_one(LOOPS[name], 5))
 
 
-@pytest.mark.parametrize("name", ["carried", "defined_inside", "number_of_a_layer", "two_loops", "two_results", "read_before_write"])
+@pytest.mark.parametrize(
+    "name", ["carried", "defined_inside", "number_of_a_layer", "two_loops", "two_results", "read_before_write"]
+)
 def test_one_iteration_gives_the_same_text(name: str) -> None:
     assert text_of(LOOPS[name], 1) == text_of(LOOPS[name], 5)
 
@@ -79,7 +82,9 @@ def test_kinds_are_the_arms_of_an_if() -> None:
 def test_what_kinds_share_stands_once() -> None:
     body = loop_of(text_of(LOOPS["tree_of_choices"], 6))
     assert body.count("layer.w") == 1 and body.count("layer.v)") == 1
-    assert re.search(r"if \(layer\.v != nullptr\) \{.*if \(layer\.sliding\) \{.*\} else .*layer\.gain > 2", body, re.DOTALL)
+    assert re.search(
+        r"if \(layer\.v != nullptr\) \{.*if \(layer\.sliding\) \{.*\} else .*layer\.gain > 2", body, re.DOTALL
+    )
 
 
 def test_answers_that_all_layers_give_become_guards() -> None:
@@ -103,7 +108,10 @@ def test_a_bound_may_be_known_at_run_time_only() -> None:
 def test_old_state_is_read_before_it_is_overwritten() -> None:
     """A write goes into the graph when it is built; readers of what was there must be in it already."""
     body = loop_of(text_of(LOOPS["read_before_write"], 3)).splitlines()
-    at = {what: next(i for i, line in enumerate(body) if what in line) for what in ("old = ", "forward_expand(", "g.write(")}
+    at = {
+        what: next(i for i, line in enumerate(body) if what in line)
+        for what in ("old = ", "forward_expand(", "g.write(")
+    }
     assert at["old = "] < at["forward_expand("] < at["g.write("]
     assert "old" in body[at["forward_expand("]]
 
@@ -153,7 +161,8 @@ def test_native_loops(n_layer: int, backends: Backends, tmp_path: Any) -> None:
             reader = Interpreter(model, lambda ref: file.tensors[str(ref.tensor)].dequantize())
             for name, traced in graphs.items():
                 given = {
-                    "x": rng.uniform(-1, 1, (n, 16)).astype(np.float32), "kv_cells": np.array([3, 1, 4, 0, 9]),
+                    "x": rng.uniform(-1, 1, (n, 16)).astype(np.float32),
+                    "kv_cells": np.array([3, 1, 4, 0, 9]),
                     "rows": np.array([4, 3, 0, 9, 2], np.int32),
                 }
                 feeds = {k: given[k] for k in traced.feeds}
@@ -162,7 +171,9 @@ def test_native_loops(n_layer: int, backends: Backends, tmp_path: Any) -> None:
                     context.run(name, dims, feeds, tuple(traced.outputs), max_nodes=1000)
                     for output, value in traced.outputs.items():
                         got = context.result(output, ndim=len(value.shape))
-                        np.testing.assert_allclose(got, wanted[output], rtol=2e-3, atol=1e-5, err_msg=f"{name}.{output}")
+                        np.testing.assert_allclose(
+                            got, wanted[output], rtol=2e-3, atol=1e-5, err_msg=f"{name}.{output}"
+                        )
 
 
 # -- what cannot be rolled -----------------------------------------------------------------------------------

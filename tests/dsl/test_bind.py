@@ -49,26 +49,74 @@ def without_tensor(name: str) -> Change:
 
 A = "dflash"
 CASES: list[tuple[Change, type[DraftsmithError], str]] = [
-    (without_key(f"{A}.embedding_length"), MetadataError, "missing metadata key dflash.embedding_length (an integer is required) [dsl/decoder.py:"),
-    (key(f"{A}.embedding_length", "str", "big"), MetadataError, "metadata key dflash.embedding_length: expected an integer, found str"),
-    (key(f"{A}.embedding_length", "u32", 0), MetadataError, "metadata key dflash.embedding_length = 0 must be positive"),
+    (
+        without_key(f"{A}.embedding_length"),
+        MetadataError,
+        "missing metadata key dflash.embedding_length (an integer is required) [dsl/decoder.py:",
+    ),
+    (
+        key(f"{A}.embedding_length", "str", "big"),
+        MetadataError,
+        "metadata key dflash.embedding_length: expected an integer, found str",
+    ),
+    (
+        key(f"{A}.embedding_length", "u32", 0),
+        MetadataError,
+        "metadata key dflash.embedding_length = 0 must be positive",
+    ),
     (key(f"{A}.block_count", "u32", 5000), MetadataError, "metadata key dflash.block_count = 5000, but the file has"),
     (key(f"{A}.block_count", "u64", 2**63), MetadataError, "is beyond 64 signed bits"),
     (key(f"{A}.rope.freq_base", "f64", 1e300), MetadataError, "is not a finite 32-bit number"),
     (key(f"{A}.rope.freq_base", "f32", float("nan")), MetadataError, "is not a finite 32-bit number"),
     (key(f"{A}.hidden_activation", "str", "tanh"), MetadataError, "must be one of silu, gelu, gelu_pytorch_tanh"),
-    (key(f"{A}.target_layers", "arr[i32]", []), MetadataError, "metadata key dflash.target_layers = [] must not be empty [graphs/dflash.py:"),
+    (
+        key(f"{A}.target_layers", "arr[i32]", []),
+        MetadataError,
+        "metadata key dflash.target_layers = [] must not be empty [graphs/dflash.py:",
+    ),
     (key(f"{A}.target_layers", "arr[f32]", [1.0]), MetadataError, "expected an array of integers, found arr[f32]"),
     (key(f"{A}.attention.causal", "u32", 1), MetadataError, "expected a boolean, found u32"),
-    (without_key(f"{A}.attention.sliding_window_pattern"), MetadataError, "missing metadata key dflash.attention.sliding_window_pattern"),
-    (key(f"{A}.attention.sliding_window_pattern", "arr[bool]", [True]), MetadataError, "expected 4 values, one a layer, found 1"),
-    (key(f"{A}.attention.sliding_window_pattern", "bool", True), MetadataError, "one value a layer, found a single bool"),
-    (key(f"{A}.attention.sliding_window_pattern", "arr[f32]", [1.0] * 4), MetadataError, "expected an array of bool, found arr[f32]"),
-    (without_tensor("blk.2.ffn_up.weight"), WeightError, "missing tensor blk.2.ffn_up.weight [n_embd, n_ff] = [192, 128] [graphs/dflash.py:"),
-    (tensor("blk.0.attn_norm.weight", 7), WeightError, "tensor blk.0.attn_norm.weight: expected shape [n_embd] = [192], found [7] [graphs/dflash.py:"),
-    (tensor("blk.0.attn_q.weight", 128, 192), WeightError, "expected shape [n_embd, n_embd_head_k*n_head] = [192, 128], found [128, 192]"),
+    (
+        without_key(f"{A}.attention.sliding_window_pattern"),
+        MetadataError,
+        "missing metadata key dflash.attention.sliding_window_pattern",
+    ),
+    (
+        key(f"{A}.attention.sliding_window_pattern", "arr[bool]", [True]),
+        MetadataError,
+        "expected 4 values, one a layer, found 1",
+    ),
+    (
+        key(f"{A}.attention.sliding_window_pattern", "bool", True),
+        MetadataError,
+        "one value a layer, found a single bool",
+    ),
+    (
+        key(f"{A}.attention.sliding_window_pattern", "arr[f32]", [1.0] * 4),
+        MetadataError,
+        "expected an array of bool, found arr[f32]",
+    ),
+    (
+        without_tensor("blk.2.ffn_up.weight"),
+        WeightError,
+        "missing tensor blk.2.ffn_up.weight [n_embd, n_ff] = [192, 128] [graphs/dflash.py:",
+    ),
+    (
+        tensor("blk.0.attn_norm.weight", 7),
+        WeightError,
+        "tensor blk.0.attn_norm.weight: expected shape [n_embd] = [192], found [7] [graphs/dflash.py:",
+    ),
+    (
+        tensor("blk.0.attn_q.weight", 128, 192),
+        WeightError,
+        "expected shape [n_embd, n_embd_head_k*n_head] = [192, 128], found [128, 192]",
+    ),
     (tensor("blk.0.attn_norm.weight", 192, dtype=GGMLType.f16), WeightError, "expected element type f32, found f16"),
-    (tensor("blk.1.attn_q.weight", 192, 128, dtype=GGMLType.i32), WeightError, "expected element type a floating-point or quantised type, found i32"),
+    (
+        tensor("blk.1.attn_q.weight", 192, 128, dtype=GGMLType.i32),
+        WeightError,
+        "expected element type a floating-point or quantised type, found i32",
+    ),
     (tensor("blk.0.attn_q.scale", 2), WeightError, "tensor blk.0.attn_q.scale: expected f32[1], found f32[2]"),
     (tensor("blk.0.mystery.weight", 4), WeightError, "unknown tensor blk.0.mystery.weight: dflash has no use for it"),
     (tensor("blk.0.attn_conv_base", 192, 2, 2), WeightError, "unknown tensor blk.0.attn_conv_base"),
@@ -98,7 +146,11 @@ def test_all_problems_are_listed_and_the_first_is_raised() -> None:
     file = variant.file(small=True)
     for name in ("blk.0.ffn_up.weight", "blk.3.ffn_up.weight", "fc.weight"):
         del file.tensors[name]
-    assert [p.text.split()[2] for p in examine(variant.cls, file)[1]] == ["fc.weight", "blk.0.ffn_up.weight", "blk.3.ffn_up.weight"]
+    assert [p.text.split()[2] for p in examine(variant.cls, file)[1]] == [
+        "fc.weight",
+        "blk.0.ffn_up.weight",
+        "blk.3.ffn_up.weight",
+    ]
     with pytest.raises(WeightError, match=r"<dflash>: missing tensor fc.weight .*\(and 2 more: `draftsmith inspect`\)"):
         bind(variant.cls, file)
 
@@ -137,12 +189,6 @@ def test_defaults_build_on_other_keys() -> None:
 
 
 def test_an_unread_weight_is_an_error() -> None:
-    def run(self: Any, x: Any = None) -> Any:
-        raise AssertionError
-
-    model = tiny_model(3, with_v=(0, 1, 2))
-    model.cls = replace  # type: ignore[assignment]
-    del run
     good = tiny_model(3, with_v=(0, 2))
     trace_all(good)  # every tensor of Tiny is read by some loop
     from draftsmith.dsl.bind import check_readers
@@ -174,7 +220,14 @@ def test_equal_numbers_with_different_names_become_a_guard() -> None:
         trace_one(run, 2, vocab_size=17)
     message = str(raised.value)
     assert message.startswith("[reshape] element counts differ")
-    for part in ("n_embd*n_tokens", "n_vocab*n_tokens", "x f32[n_embd, n_tokens] = [16, 8]", "dsl/test_bind.py:", "ops.reshape(x, hp.n_vocab, x.ne[1])", "^^^"):
+    for part in (
+        "n_embd*n_tokens",
+        "n_vocab*n_tokens",
+        "x f32[n_embd, n_tokens] = [16, 8]",
+        "dsl/test_bind.py:",
+        "ops.reshape(x, hp.n_vocab, x.ne[1])",
+        "^^^",
+    ):
         assert part in message, part
 
 

@@ -15,8 +15,9 @@ from draftsmith.model import Model
 from .cases import Array, Case, Configuration
 from .report import Report
 
-EXACT = 2e-5
-"""Float32 weights and caches: the order of float32 sums is all that may differ."""
+EXACT = 3e-5
+"""Float32 weights and caches: the order of sums is all that may differ. The recording's README found less than this between
+a float64 model and the reference, in every case."""
 
 GELU = 1e-3
 """ggml's GELU on the CPU is a table of half-precision values."""

@@ -144,7 +144,7 @@ def hf_case(path: Path) -> Path:
         "layer_inputs_9": inputs,
         "layer_input_mean_9": inputs[:, [0, 2, 8]],
     }
-    np.savez(path / "numbers.npz", **arrays)
+    np.savez(path / "numbers.npz", **arrays)  # type: ignore[arg-type]
     case.data["outputs"] = {n: {"file": "numbers.npz", "shape": list(a.shape)} for n, a in arrays.items()}
     case.data["outputs"]["layer_input_mean_9"]["meaning"] = "rows at positions 0, 2, 8 (rounded)"
     return case.write()
@@ -195,8 +195,7 @@ def _sequence(
     kept = n + 2
     draft.remove(seq, kept)
     second = [chosen[1], *masks]
-    again = draft_blocks(draft, [Batch.of_tokens(second, kept, seq)], ("argmax",))["argmax"][0, 1:].tolist()
-    draft.remove(seq, kept)
+    again = _drafted(draft, second, kept, seq)
     return {
         "seq_id": seq, "prompt": list(prompt), "inject_pos": [0, n - 1], "features": case.array(f"rows_{seq}", features),
         "draft1": {"block_tokens": [prompt[-1], *masks], "pos0": n, "greedy_tokens": drafted},
@@ -206,6 +205,12 @@ def _sequence(
         },
         "draft2": {"block_tokens": second, "pos0": kept, "greedy_tokens": again},
     }  # fmt: skip
+
+
+def _drafted(context: Context, block: Sequence[int], pos: int, seq: int) -> list[int]:
+    found = draft_blocks(context, [Batch.of_tokens(block, pos, seq)], ("argmax",))["argmax"]
+    context.remove(seq, pos)
+    return [int(t) for t in found[0, 1:]]
 
 
 def _blocks(case: Folder, model: Model, cfg: str, mode: str, sequences: Sequence[dict[str, Any]]) -> None:
@@ -224,3 +229,47 @@ def _blocks(case: Folder, model: Model, cfg: str, mode: str, sequences: Sequence
                 if draft == "draft1":
                     inject(context, Batch.of_features(features(verify), verify["pos0"], seq))
                     context.remove(seq, verify["keep_positions_below"])
+
+
+def trained_case(path: Path) -> Path:
+    """A folder with a target's and a drafter's folder, which name the embedded files by links."""
+    base, drafter = path / "base", path / "drafter"
+    n_new = 5
+    for folder, file in zip((base, drafter), default_pair(), strict=True):
+        folder.mkdir(parents=True)
+        (folder / file.name).symlink_to(file)
+    target, draft = models()
+    pairing = pair(target, draft)
+    every = range(n_layer() + 1)
+    texts: list[dict[str, Any]] = []
+    logs: list[dict[str, Any]] = []
+    theirs: dict[str, Array] = {}
+    ours: dict[str, Array] = {}
+    with target_context() as one, opened(draft, REFERENCE, N_CTX) as other:
+        for i, prompt in enumerate(PROMPTS[:2]):
+            greedy = loops.generate(loops.Engine(one), prompt, loops.Settings(), n_new).tokens
+            texts.append({"prompt": i, "ids": prompt, "greedy": greedy})
+            one.clear()
+            results = decode(one, Batch.of_tokens(prompt), layers=every)
+            theirs |= {f"p{i}_last_logits": results["logits"][-1], f"p{i}_logits": results["logits"]}
+            theirs[f"p{i}_hidden"] = np.stack([results[f"layer_input.{il}"] for il in every])
+            features = joined(results, pairing.layers)
+            other.clear()
+            fused = inject(other, Batch.of_features(features), ("fused",))["fused"]
+            block = [greedy[0]] + [pairing.mask_token] * (pairing.block_size - 1)
+            logits = draft_blocks(other, [Batch.of_tokens(block, len(prompt))], ("logits",))["logits"][0]
+            ours |= {f"p{i}_features": features, f"p{i}_context": fused, f"p{i}_block_logits": logits}
+            ours |= {f"p{i}_anchor": np.array(greedy[0]), f"p{i}_draft": logits[pairing.first_row :].argmax(axis=-1)}
+            how = loops.Settings(from_prompt=False)
+            done = loops.generate(loops.Engine(one, other, pairing), prompt, how, 3)
+            rounds = zip(done.drafts, done.iterations, strict=True)
+            logs.append({"prompt": i, "log": [{"draft": d, "accepted": n} for d, (_, n) in rounds]})
+    kept = [r["accepted"] for log in logs for r in log["log"]]
+    summary = {
+        "drafted_per_round": pairing.max_draft,
+        "mean_accepted_drafts_per_round": round(sum(kept) / len(kept), 4),
+    }
+    for folder, data, arrays in ((base, {"prompts": texts}, theirs), (drafter, {**summary, "prompts": logs}, ours)):
+        (folder / "reference.json").write_text(json.dumps(data))
+        np.savez(folder / "reference.npz", **arrays)  # type: ignore[arg-type]
+    return path

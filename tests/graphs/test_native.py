@@ -1,4 +1,4 @@
-"""The compiled graphs against NumPy, value by value: the embedded pair, and a file of every variant with random weights."""
+"""The compiled graphs against NumPy, value by value: the embedded pair, a file of every variant with random weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from draftsmith.check import Checker, Comparison, check_model, default_tolerance
 from draftsmith.codegen.native import Backends
 from draftsmith.codegen.runtime_lib import build_architecture
@@ -76,7 +77,9 @@ def load(variant: Variant, folder: Path, backends: Backends) -> tuple[Model, Con
         target = Model.load(BY_TITLE["qwen3"].file(small=True).write(folder / "target.gguf"), backends)
     model = Model.load(variant.file(small=True).write(folder / "model.gguf"), backends, target)
     if not variant.options.flash_attn and not variant.options.type_k.is_quantized:
-        return model, ContextOptions(n_ctx=128, flash_attn=False, type_k=F32, type_v=F32)  # the same source, and no rounding
+        return model, ContextOptions(
+            n_ctx=128, flash_attn=False, type_k=F32, type_v=F32
+        )  # the same source, and no rounding
     return model, ContextOptions(n_ctx=128, **vars(variant.options))
 
 
@@ -88,7 +91,13 @@ def test_variant(title: str, tmp_path: Path, backends: Backends) -> None:
     assert context.source.text == source(title, True).text, "the file on disk leads to the source of the snapshot"
     n_tokens = 2 * int(context.bound.hparam("block_size")) if title == "lilicorr" else 9
     # fused attention rounds to f16 in every layer, and random weights carry that on; gelu is a table of f16
-    rounding = 1e-3 if options.flash_attn else 1e-5 if context.bound.values.get(("hp", "hidden_activation"), "silu") != "silu" else 0.0
+    rounding = (
+        1e-3
+        if options.flash_attn
+        else 1e-5
+        if context.bound.values.get(("hp", "hidden_activation"), "silu") != "silu"
+        else 0.0
+    )
     tolerance = max(default_tolerance(model, context), rounding)
     assert_all_equal(list(check_model(context, n_tokens, tolerance=tolerance)), 25)
     context.close()
@@ -102,7 +111,9 @@ def test_variant(title: str, tmp_path: Path, backends: Backends) -> None:
         ("dflash.separate_v", "blk.0.attn_v.weight", "project_kv.v-0"),
     ],
 )
-def test_a_fault_is_found_where_it_was_made(title: str, tensor: str, node: str, tmp_path: Path, backends: Backends) -> None:
+def test_a_fault_is_found_where_it_was_made(
+    title: str, tensor: str, node: str, tmp_path: Path, backends: Backends
+) -> None:
     """The native side runs a copy of the file in which one weight is a little off."""
     variant = BY_TITLE[title]
     model, options = load(variant, tmp_path, backends)
@@ -141,19 +152,26 @@ def test_a_library_refuses_a_file_of_another_variant(tmp_path: Path, backends: B
         text = source(title, True)
         library = build_architecture(text.name, {f"{text.name}.cpp": text.text})
         target = file.target.weights if file.target else None
-        flags = {"opt.flash_attn": 1, "opt.tap_last": 0, "opt.k_f32": 0, "opt.v_f32": 0, "rope_scaling_type=none": 1, "has_mrope": 0}
+        flags = {
+            "opt.flash_attn": 1,
+            "opt.tap_last": 0,
+            "opt.k_f32": 0,
+            "opt.v_f32": 0,
+            "rope_scaling_type=none": 1,
+            "has_mrope": 0,
+        }
         flags |= {"has_conv": 0, "hidden_activation=silu": 1, "opt.rotate_k_kv": 0, "opt.rotate_v_kv": 0}
         params = {**native_params(file.bound()), **flags, **changed}
         NativeModel(library, params, file.weights, target, file.bound().borrowed()).close()
 
     model, _ = load(BY_TITLE["dflash.separate_v"], tmp_path, backends)
     model_of("dflash.separate_v", model)  # its own: accepted
-    with pytest.raises(BackendError, match="every layer without blk.*attn_v"):
+    with pytest.raises(BackendError, match=r"every layer without blk.*attn_v"):
         model_of("dflash", model)
     off = {"opt.flash_attn": 0, "opt.v_quantized": 0}
     with pytest.raises(BackendError, match="f_value_scale != 0"):
         model_of("dflash.mimo", model, **off)
-    with pytest.raises(BackendError, match="every layer has blk.*attn_sinks"):
+    with pytest.raises(BackendError, match=r"every layer has blk.*attn_sinks"):
         model_of("dflash.mimo", model, f_value_scale=2, **off)
     with pytest.raises(BackendError, match="flash_attn is true"):
         model_of("dflash.separate_v", model, **{"opt.flash_attn": 0})
@@ -164,7 +182,9 @@ def test_a_library_refuses_a_file_of_another_variant(tmp_path: Path, backends: B
 def test_file_written_is_the_file_in_memory(tmp_path: Path) -> None:
     made = BY_TITLE["dflash.d2t"].file(small=True)
     read = GGUFFile.open(made.write(tmp_path / "model.gguf"))
-    assert {k: v.value if isinstance(v.value, (int, float, str)) else list(v.value) for k, v in read.metadata.items()} == {
+    assert {
+        k: v.value if isinstance(v.value, (int, float, str)) else list(v.value) for k, v in read.metadata.items()
+    } == {
         k: v.value if not isinstance(v.value, float) else float(np.float32(v.value)) for k, v in made.metadata.items()
     }
     assert {n: (t.ne, t.type) for n, t in read.tensors.items()} == {n: (t.ne, t.type) for n, t in made.tensors.items()}

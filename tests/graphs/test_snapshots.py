@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from draftsmith import registry
 from draftsmith.codegen.emit import emit
 from draftsmith.model import trace_all
@@ -81,13 +82,18 @@ def test_text_is_the_same_a_second_time() -> None:
 _DIGESTS = """
 import hashlib, json
 from tests.graphs.variants import BY_TITLE, ir_text, source
-print(json.dumps({t: [hashlib.sha256(f(t).encode()).hexdigest() for f in (lambda t: source(t).text, ir_text)] for t in BY_TITLE}))
+digest = lambda text: hashlib.sha256(text.encode()).hexdigest()
+print(json.dumps({t: [digest(source(t).text), digest(ir_text(t))] for t in BY_TITLE}))
 """
 
 
 def test_text_is_the_same_in_another_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _DIGESTS], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "4242"}, capture_output=True, text=True,
+        [sys.executable, "-c", _DIGESTS],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "4242"},
+        capture_output=True,
+        text=True,
         check=True,
     )
     theirs = json.loads(done.stdout)
@@ -108,7 +114,9 @@ def test_text_names_no_machine(title: str) -> None:
 def test_every_guard_at_the_top_is_checked(title: str) -> None:
     """What the head of a file states, its loader requires; what it requires, the head states."""
     text = source(title).text
-    head = "\n".join(line.removeprefix("//").strip() for line in text.split('#include "draftsmith.h"')[0].splitlines()[5:])
+    head = "\n".join(
+        line.removeprefix("//").strip() for line in text.split('#include "draftsmith.h"')[0].splitlines()[5:]
+    )
     required = [m.replace('\\"', '"') for m in re.findall(r'require\(.*, "(.*)"\);', text)]
     assert required and all(r in head for r in required)
     named = re.findall(r'^ {12}"(.+)",$|for \(const char \* name : \{ (.+) \}\)', text, re.MULTILINE)
