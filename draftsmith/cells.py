@@ -27,11 +27,13 @@ def padded(n: int) -> int:
 
 
 class Cells:
-    """``size`` cells; with ``window``, a sliding one: a cell whose token no later query of its sequence can see may be reused."""
+    """``size`` cells; with ``window``, a sliding one: a cell whose token no later query of its sequence can see may be reused, also
+    when up to ``slack`` of the newest tokens are removed again (drafts that are not accepted)."""
 
-    def __init__(self, size: int, window: int | None = None) -> None:
+    def __init__(self, size: int, window: int | None = None, slack: int = 0) -> None:
         self.size = padded(size)
         self.window = window
+        self.slack = slack
         self.pos: Ints = np.full(self.size, -1, np.int32)
         self.seq: Ints = np.full(self.size, -1, np.int32)
         self._end = 0  # no cell at or behind this one is in use
@@ -58,13 +60,13 @@ class Cells:
         return cells
 
     def _unreachable(self) -> NDArray[np.bool_]:
-        """Cells outside the window of the next token of their sequence."""
+        """Cells outside the window of the next token of their sequence, ``slack`` tokens earlier."""
         assert self.window is not None
         reachable_from = np.zeros(int(self.seq.max(initial=0)) + 1, np.int32)
         used = self.pos >= 0
         np.maximum.at(reachable_from, self.seq[used], self.pos[used])
         newest = np.where(used, reachable_from[np.maximum(self.seq, 0)], 0)
-        unreachable: NDArray[np.bool_] = used & (newest + 1 - self.pos >= self.window)
+        unreachable: NDArray[np.bool_] = used & (newest + 1 - self.slack - self.pos >= self.window)
         return unreachable
 
     def release(self, cells: NDArray[np.int64]) -> None:
@@ -94,6 +96,11 @@ class Cells:
     def n_used(self) -> int:
         """How many leading cells a batch has to look at: rounded up, at least one pad."""
         return min(self.size, max(PAD, padded(self._end)))
+
+    @property
+    def n_free(self) -> int:
+        """How many cells hold nothing."""
+        return self.size - self._taken
 
     def last(self, seq: int) -> int:
         """The newest position of a sequence, -1 when it has none."""

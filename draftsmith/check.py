@@ -87,7 +87,7 @@ class Checker:
         prepared = context.prepare(graph, batch, None, causal)
         outputs = tuple(context.graphs[graph].outputs)
         context.native.run(
-            graph, prepared.dims, prepared.inputs, outputs, (), True, max_nodes=context._max_nodes[graph]
+            graph, prepared.dims, prepared.inputs, outputs, (), True, max_nodes=context.node_limit(graph, prepared.dims)
         )
         native: dict[str, list[NDArray[np.floating]]] = {}
         for node in context.native.nodes():

@@ -22,10 +22,13 @@ from draftsmith.dsl.specs import KVCache
 
 from .batch import Batch
 from .cells import Cells, padded
-from .model import Model, native_params
+from .model import Model, native_params, prepare_graph
 
 KV_TYPES = tuple(GGMLType[n] for n in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"))
 """Cache types that llama.cpp offers too."""
+
+ROLLBACK = 64
+"""How many of its newest tokens a sequence may lose again with the windows of sliding caches still whole: more than a block."""
 
 Array = NDArray[Any]
 
@@ -95,7 +98,7 @@ class Context:
             bound.borrowed(),
         )
         self.native = NativeContext(model.backends, self.native_model, self._state(), max_graphs)
-        self._max_nodes = {name: g.n_nodes() + 4 * bound.n_layer + 64 for name, g in self.graphs.items()}
+        self._node_limits: dict[tuple[str, int], int] = {}
         self._feed_names = {name: tuple(g.feeds) for name, g in self.graphs.items()}
         self._blocked = {name for name, g in self.graphs.items() if g.uses_dim("n_blocks")}
 
@@ -112,8 +115,8 @@ class Context:
                 if group not in caches:
                     size = options.n_ctx
                     if sliding:
-                        size = min(size, window * options.n_seq_max + options.n_ubatch)
-                    caches[group] = Cache(spec, Cells(size, window if sliding else None), [])
+                        size = min(size, (window + ROLLBACK) * options.n_seq_max + options.n_ubatch)
+                    caches[group] = Cache(spec, Cells(size, window if sliding else None, ROLLBACK), [])
                 caches[group].layers.append(il)
         for cache in caches.values():
             for part, rotated in zip("kv", bound.cache_rotation(cache.spec), strict=True):
@@ -156,7 +159,7 @@ class Context:
         prepared = self.prepare(graph, batch, rows, causal)
         try:
             self.native.run(
-                graph, prepared.dims, prepared.inputs, outputs, taps, trace, max_nodes=self._max_nodes[graph]
+                graph, prepared.dims, prepared.inputs, outputs, taps, trace, max_nodes=self.node_limit(graph, prepared.dims)
             )
         except BaseException:
             self._release(prepared.placed)
@@ -187,6 +190,15 @@ class Context:
             results.append(self.run(graph, part, outputs, rows=rows, causal=causal))
             at += n
         return {name: np.concatenate([r[name] for r in results]) for name in outputs}
+
+    def node_limit(self, graph: str, dims: Mapping[str, int]) -> int:
+        """An upper bound of the nodes that ggml will see. A loop over the rows of a block grows with its length, so a graph that counts
+        blocks is traced once for each length."""
+        n_block = dims["n_tokens"] // dims["n_blocks"] if graph in self._blocked else 0
+        if (graph, n_block) not in self._node_limits:
+            traced = prepare_graph(self.bound, graph, dims) if n_block else self.graphs[graph]
+            self._node_limits[graph, n_block] = traced.n_nodes() + 4 * self.bound.n_layer + 64
+        return self._node_limits[graph, n_block]
 
     def prepare(
         self, graph: str, batch: Batch, rows: Sequence[int] | NDArray[np.int32] | None = None, causal: bool = True
@@ -286,6 +298,15 @@ class Context:
         with self.bound.binding(self.dims):
             return int(expected[0].shape[0]) if expected else 0
 
+    @cached_property
+    def head_row_group(self) -> int:
+        """How many rows the CPU multiplies with the head at once: it reads a quantised matrix once for every 4 rows,
+        or 2, and again for a rest, so that 15 rows take longer than 16."""
+        name = self.bound.borrowed().get("target:output")
+        file = self.model.target.file if name and self.model.target else self.model.file
+        head = file.tensors.get(name or "output.weight")
+        return 4 if head is not None and head.type.is_quantized else 1
+
     # -- state -----------------------------------------------------------------------------------------------
     def remove(self, seq: int, start: int, end: int | None = None) -> None:
         """Forget the tokens of a sequence at positions ``start`` to ``end - 1`` (llama_memory_seq_rm)."""
@@ -295,6 +316,12 @@ class Context:
     def last(self, seq: int) -> int:
         """The newest position of a sequence in the cache, -1 when there is none."""
         return max((cache.cells.last(seq) for cache in self.caches.values()), default=-1)
+
+    @property
+    def n_free(self) -> int:
+        """How many more tokens fit, of all sequences together; sliding caches make room for themselves."""
+        full = [cache.cells.n_free for cache in self.caches.values() if cache.cells.window is None]
+        return min(full, default=self.options.n_ctx)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -183,7 +183,7 @@ class Speculator:
         start = time.perf_counter()
         pairing, contract = self.pairing, self.pairing.contract
         rows = pairing.block_tokens(self.n_max)
-        skipped = pairing.first_row if contract.selects_rows else 0
+        skipped = self._skipped_rows(len(sequences), rows)
         drawn = self.sampler is not None and self.sampler.options.acceptance == "reject"
         wanted = tuple(contract.sample_outputs(self.p_min) if drawn else contract.outputs(self.p_min))
         batch = Batch.join(
@@ -207,6 +207,16 @@ class Speculator:
             proposals.append(drafts if len(drafts) >= self.n_min else [])
         self.timing.draft += time.perf_counter() - start
         return proposals
+
+    def _skipped_rows(self, n_blocks: int, rows: int) -> int:
+        """Rows at the front of each block that need not go through the head: those that predict nothing, unless
+        leaving them out makes the head slower because it multiplies rows in groups."""
+        assert self.draft is not None and self.pairing is not None
+        if not self.pairing.contract.selects_rows:
+            return 0
+        group, first = self.draft.head_row_group, self.pairing.first_row
+        fewer, all_rows = (-(-n_blocks * n // group) for n in (rows - first, rows))
+        return first if fewer < all_rows or group == 1 else 0
 
     def _pick_drafts(self, block: dict[str, NDArray[Any]], first_row: int) -> list[Draft]:
         assert self.pairing is not None
@@ -273,13 +283,27 @@ class Speculator:
         self.target.remove(s.id, s.n_past)
         if self.draft is not None:
             self.draft.remove(s.id, s.n_past)
+        if s.id in self._carried:
+            pos, rows = self._carried[s.id]
+            self._carried[s.id] = pos[pos < s.n_past], rows[pos < s.n_past]
 
     def step(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[Round]:
         """One round for every sequence. ``limits`` bound the drafts of each."""
         bounded = [
             min(self.n_max if limits is None else limits[i], self._room(s)) for i, s in enumerate(sequences)
         ]
-        return self.verify(sequences, self.propose(sequences, bounded))
+        return self.verify(sequences, self.propose(sequences, self._shared(bounded)))
+
+    def _shared(self, limits: list[int]) -> list[int]:
+        """Limits that all sequences together leave room for: near the end of the context drafts go first, generation goes on."""
+        left = self.target.n_free - len(limits)
+        if self.draft is not None and self.pairing is not None:
+            left = min(left, self.draft.n_free - len(limits))
+            if len(limits) * self.pairing.block_tokens(self.n_max) > self.draft.n_free:
+                left = 0
+        while sum(limits) > max(left, 0):
+            limits[limits.index(max(limits))] -= 1
+        return limits
 
     def _room(self, s: Sequence_) -> int:
         """How many drafts still fit the context behind the last token; 0 also when the drafter's block would not."""

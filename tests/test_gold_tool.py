@@ -78,118 +78,121 @@ def test_what_is_right_passes(kind: str, recorded: dict[str, Path]) -> None:
     assert lines[-1] == f"{n} passed, 0 failed"
 
 
-ARRAYS = {
-    "target": ("logits_s0", "logits_s1", "layer_inp_s0", "layer_inp_s1", "logits_s0_f16_fa"),
-    "deepseek4": (
-        "logits_rows_f32",
-        "logits_rows_f16_fa",
-        "layer_inp_rows_f32",
-        "top1_logit_all_rows_f32",
-        "logits_s1_last3_f32",
-        "logits_s2_f32",
-        "rollback_logits_f32",
-        "rollback_logits_f32_2",
-        "script_step2_logits_f32",
-        "long_logits_rows_f32",
-    ),
-    "draft": (
-        "rows_0",
-        "rows_1",
-        "verified_0",
-        "verified_1",
-        "multi_draft1_logits_f32",
-        "multi_draft2_logits_f32",
-        "multi_draft1_logits_f16_fa",
-        "multi_draft2_logits_f16_fa",
-        "single_draft1_logits_f32",
-        "single_draft2_logits_f32",
-    ),
-}
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, names in ARRAYS.items() for n in names])
-def test_a_changed_array_fails(kind: str, name: str, copy: Callable[[str], Path]) -> None:
-    folder = copy(kind)
-    perturb(folder, name)
-    status, lines = replayed(folder)
-    assert status == 1
-    assert [line for line in lines if line.startswith("FAIL")], "\n".join(lines)
-
-
 def add_one(value: Any) -> Any:
-    """Another token, count or list that starts with another one."""
+    """Another token or count, or a list that starts with another one."""
     if isinstance(value, list):
         return [add_one(value[0]), *value[1:]]
     return value + 1
 
 
-@pytest.mark.cpu
-@pytest.mark.parametrize(
-    ("kind", "path"),
-    [
-        ("deepseek4", ("greedy", "tokens")),
-        ("deepseek4", ("argmax_all_rows",)),
-        ("deepseek4", ("long", "argmax_last_4")),
-        ("deepseek4", ("rollback", 0, "alt_tokens")),
-        ("deepseek4", ("script", "steps", 1, "seq_rm", "p0")),
-        ("draft", ("sequences", 0, "draft1", "greedy_tokens")),
-        ("draft", ("sequences", 1, "draft2", "greedy_tokens")),
-        ("draft", ("sequences", 0, "draft1", "block_tokens")),
-        ("draft", ("sequences", 1, "verify", "target_argmax")),
-        ("draft", ("sequences", 1, "verify", "keep_positions_below")),
-        ("draft", ("greedy_target", "seq0", "tokens")),
-        ("draft", ("e2e", 0, "tokens")),
-        ("draft", ("e2e", 0, "iterations", 0)),
-        ("draft", ("e2e", 0, "drafts", 0)),
-        ("draft", ("e2e", 1, "iterations")),
-    ],
-)
-def test_a_changed_decision_fails(kind: str, path: tuple[Any, ...], copy: Callable[[str], Path]) -> None:
-    folder = copy(kind)
-    edit(folder, *path, change=add_one)
+def failing(folder: Path) -> list[str]:
     status, lines = replayed(folder)
     assert status == 1, "\n".join(lines)
-
-
-def perturb_archive(file: Path, name: str) -> None:
-    with np.load(file) as archive:
-        content = dict(archive)
-    content[name].flat[content[name].size // 2] += 1
-    np.savez(file, **content)  # type: ignore[arg-type]
+    return [line for line in lines if line.startswith("FAIL")]
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize(
-    ("kind", "file", "name"),
-    [
-        *(("hf", "numbers.npz", n) for n in ("logits_9", "logits_9_f64", "logits_9_incremental")),
-        *(("hf", "numbers.npz", n) for n in ("stream_9_f64", "layer_inputs_9", "layer_input_mean_9")),
-        *(("trained", "base/reference.npz", f"p1_{n}") for n in ("last_logits", "logits", "hidden")),
-        *(("trained", "drafter/reference.npz", f"p0_{n}") for n in ("features", "context", "block_logits")),
-        *(("trained", "drafter/reference.npz", f"p1_{n}") for n in ("anchor", "draft")),
-    ],
-)
-def test_a_changed_array_in_an_archive_fails(kind: str, file: str, name: str, copy: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("kind", ["target", "deepseek4", "draft"])
+def test_every_array_is_compared(kind: str, copy: Callable[[str], Path]) -> None:
     folder = copy(kind)
-    perturb_archive(folder / file, name)
-    assert replayed(folder)[0] == 1
+    names = json.loads((folder / "manifest.json").read_text())["outputs"]
+    for name in names:
+        perturb(folder, name)
+    status, lines = replayed(folder)
+    assert status == 1
+    compared = [line for line in lines if ": max " in line or ": error of a row" in line]
+    passed = [line for line in compared if not line.startswith("FAIL") and " features " not in line]
+    assert not passed
+    assert len(compared) >= len(names)
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("file", "path"),
+    ("kind", "archive", "comparisons"),
     [
-        ("base/reference.json", ("prompts", 0, "greedy")),
-        ("drafter/reference.json", ("prompts", 1, "log", 1, "draft")),
-        ("drafter/reference.json", ("prompts", 0, "log", 2, "accepted")),
-        ("drafter/reference.json", ("mean_accepted_drafts_per_round",)),
+        ("hf", "numbers.npz", 6),
+        ("trained", "base/reference.npz", 6),
+        ("trained", "drafter/reference.npz", 10),
     ],
 )
-def test_another_trained_text_fails(file: str, path: tuple[Any, ...], copy: Callable[[str], Path]) -> None:
+def test_every_array_of_an_archive_is_compared(
+    kind: str, archive: str, comparisons: int, copy: Callable[[str], Path]
+) -> None:
+    folder = copy(kind)
+    with np.load(folder / archive) as stored:
+        content = dict(stored)
+    for array in content.values():
+        array.flat[array.size // 2] += 1
+    np.savez(folder / archive, **content)
+    assert len(failing(folder)) >= comparisons
+
+
+CHANGES = {
+    "deepseek4": {
+        "greedy tokens": ("greedy", "tokens"),
+        "arg max of all rows": ("argmax_all_rows",),
+        "argmax_last_4": ("long", "argmax_last_4"),
+        "rollback of 2 of 3": ("rollback", 0, "alt_tokens"),
+        "script step 2": ("script", "steps", 1, "seq_rm", "p0"),
+    },
+    "draft": {
+        "multi draft1 tokens of sequence 0": ("sequences", 0, "draft1", "greedy_tokens"),
+        "multi draft2 tokens of sequence 1": ("sequences", 1, "draft2", "greedy_tokens"),
+        "choices of sequence 1": ("sequences", 1, "verify", "target_argmax"),
+        "greedy seq0 tokens": ("greedy_target", "seq0", "tokens"),
+        "e2e 0 (n_max 3, p_min 0) tokens": ("e2e", 0, "tokens"),
+        "e2e 1 (n_max 4, p_min 0.3) along the recorded path, [drafted, accepted]": ("e2e", 1, "iterations", 0),
+    },
+}
+"""The comparison that each change must fail."""
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", CHANGES)
+def test_every_decision_is_compared(kind: str, copy: Callable[[str], Path]) -> None:
+    folder = copy(kind)
+    for path in CHANGES[kind].values():
+        edit(folder, *path, change=add_one)
+    found = "\n".join(failing(folder))
+    assert not [label for label in CHANGES[kind] if label not in found], found
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        (("sequences", 0, "draft1", "block_tokens"), "f32 multi draft1 logits"),
+        (("sequences", 1, "verify", "keep_positions_below"), "f32 multi draft2 logits"),
+        (("e2e", 0, "drafts", 0), "e2e 0 (n_max 3, p_min 0) along the recorded path, drafts: "),
+    ],
+)
+def test_another_input_or_draft_fails(path: tuple[Any, ...], label: str, copy: Callable[[str], Path]) -> None:
+    folder = copy("draft")
+    edit(folder, *path, change=add_one)
+    assert label in "\n".join(failing(folder))
+
+
+@pytest.mark.cpu
+def test_other_features_fail(copy: Callable[[str], Path]) -> None:
+    folder = copy("draft")
+    for name in ("rows_0", "verified_1"):
+        perturb(folder, name)
+    found = "\n".join(failing(folder))
+    assert "prompt features of sequence 0" in found
+    assert "verify features of sequence 1" in found
+    assert "prompt features of sequence 1" not in found
+
+
+@pytest.mark.cpu
+def test_another_trained_text_fails(copy: Callable[[str], Path]) -> None:
     folder = copy("trained")
-    edit(folder / file, *path, change=add_one)
-    assert replayed(folder)[0] == 1
+    edit(folder / "base/reference.json", "prompts", 0, "greedy", change=add_one)
+    edit(folder / "drafter/reference.json", "prompts", 1, "log", 1, "draft", change=add_one)
+    edit(folder / "drafter/reference.json", "mean_accepted_drafts_per_round", change=add_one)
+    found = "\n".join(failing(folder))
+    assert "prompt 0 greedy tokens" in found
+    assert "prompt 1 rounds (p_min 0) along the recorded path, drafts" in found
+    assert "mean accepted drafts" in found
 
 
 @pytest.mark.cpu

@@ -334,6 +334,31 @@ def test_overhead_of_a_run(ctx: NativeContext) -> None:
     assert best < 60, f"{best:.1f} us"
 
 
+@pytest.mark.parametrize("order", ["random", "rising", "falling", "equal", "none"])
+@pytest.mark.parametrize("n", [11, 1024, 1025, 5000])
+def test_ops_of_our_own(ctx: NativeContext, n: int, order: str) -> None:
+    rows, k = 3, 10
+    x = np.random.default_rng(n).standard_normal((rows, n)).astype(np.float32)
+    if order in ("rising", "falling"):
+        x = np.sort(x, axis=1)[:, :: 1 if order == "rising" else -1].copy()
+    elif order != "random":
+        x[:] = 1.5 if order == "equal" else -np.inf
+    wanted = ("argmax", "top_k", "filled", "padded")
+    ctx.run("cpu_ops", {"n": n, "rows": rows, "k": k}, {"x": x}, wanted, max_nodes=NODES)
+    last = n - 1 - x[:, ::-1].argmax(axis=1)  # of equal values, as ggml has it
+    np.testing.assert_array_equal(ctx.result("argmax"), last)
+
+    top, tail = ctx.result("top_k"), x[:, 1:]
+    assert all(len(set(ids)) == k for ids in top.tolist())
+    in_order = top[:, [1, 0, *range(2, k)]]
+    best = -np.sort(-tail, axis=1)[:, :k]
+    np.testing.assert_array_equal(np.take_along_axis(tail, in_order, axis=1), best)
+
+    np.testing.assert_array_equal(ctx.result("filled"), np.tile(x[None, :, :, None], (2, 1, 1, 5)))
+    np.testing.assert_array_equal(ctx.result("padded"), np.pad(tail, ((2, 1), (0, 0))))
+    assert {n.op for n in ctx.nodes()} >= {"ARGMAX", "TOP_K", "REPEAT", "PAD"}
+
+
 # weights and their places
 
 

@@ -158,6 +158,17 @@ void build_twice(const void * /*model*/, const void * /*state*/, ds_graph & g) {
     g.input("x", GGML_TYPE_F32, 5);
 }
 
+// ops that the runtime computes itself on the CPU, over rows of n values
+void build_cpu_ops(const void * /*model*/, const void * /*state*/, ds_graph & g) {
+    const int64_t n = g.dim("n");
+    ggml_tensor * x = g.input("x", GGML_TYPE_F32, n, g.dim("rows"));
+    ggml_tensor * v = ggml_view_2d(g.ctx, x, n - 1, x->ne[1], x->nb[1], sizeof(float)); // rows that do not touch
+    g.output("argmax", ggml_argmax(g.ctx, x));
+    g.output("top_k",  ggml_top_k(g.ctx, v, (int) g.dim("k")));
+    g.output("filled", ggml_repeat_4d(g.ctx, ggml_reshape_3d(g.ctx, x, 1, n, x->ne[1]), 5, n, x->ne[1], 2));
+    g.output("padded", ggml_pad_ext(g.ctx, v, 0, 0, 2, 1, 0, 0, 0, 0));
+}
+
 const ds_graph_def graphs[] = {
     { "main",           build_main           },
     { "leaves",         build_leaves         },
@@ -167,6 +178,7 @@ const ds_graph_def graphs[] = {
     { "view_of_weight", build_view_of_weight },
     { "rows_of_weight", build_rows_of_weight },
     { "twice",          build_twice          },
+    { "cpu_ops",        build_cpu_ops        },
 };
 
 const ds_arch arch = {

@@ -1,6 +1,6 @@
 #include "graph.hpp"
 
-#include "argmax.hpp"
+#include "cpu_ops.hpp"
 #include "error.hpp"
 #include "log.hpp"
 
@@ -177,7 +177,7 @@ built_graph::built_graph(backend_set & backends, const model & m, const void * s
     take_ggml_error();
     build(m, state, n_state, r.max_nodes);
     if (backends.devs.size() == 1) {
-        replace_argmax(ctx.get(), gf);
+        replace_cpu_ops(ctx.get(), gf);
     }
     check_placement();
     find_indices();
@@ -434,7 +434,7 @@ void built_graph::node(int64_t i, ds_node & res) const {
     ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched.get(), t);
 
     res.name    = t->name;
-    res.op      = is_replaced_argmax(t) ? ggml_op_name(GGML_OP_ARGMAX) : ggml_op_desc(t);
+    res.op      = t->op == GGML_OP_CUSTOM ? ggml_op_name(original_op(t)) : ggml_op_desc(t);
     res.backend = backend ? ggml_backend_name(backend) : "";
     res.type    = t->type;
     for (int k = 0; k < GGML_MAX_DIMS; k++) {

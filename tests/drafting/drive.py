@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from draftsmith.batch import Batch
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.contract import Contract
 from draftsmith.model import Model
 from draftsmith.pairing import pair
 from draftsmith.speculative import Sequence_, Speculator
-from numpy.typing import NDArray
 
 from ..models import FakeFile
 from . import reference
@@ -100,7 +101,12 @@ class Bench:
     """A drafter with random features: the engine and the reference on the same rows."""
 
     def __init__(
-        self, kit: Kit, file: FakeFile, model: Model | None = None, options: ContextOptions = F32, target: FakeFile | None = None
+        self,
+        kit: Kit,
+        file: FakeFile,
+        model: Model | None = None,
+        options: ContextOptions = F32,
+        target: FakeFile | None = None,
     ) -> None:
         shared_file, shared = kit.target()
         self.model = model if model is not None else kit.load(file, shared)
@@ -113,7 +119,12 @@ class Bench:
         return np.random.default_rng(seed).standard_normal((n, width)).astype(np.float32)
 
     def both(
-        self, n: int = 9, length: int | None = None, pos: Sequence[int] | None = None, pos0: int | None = None, anchor: int = 5,
+        self,
+        n: int = 9,
+        length: int | None = None,
+        pos: Sequence[int] | None = None,
+        pos0: int | None = None,
+        anchor: int = 5,
         rows: Array | None = None,
     ) -> tuple[dict[str, Array], Drafted]:
         """Inject ``n`` rows, draft a block behind; the engine's outputs and the reference's."""
@@ -126,6 +137,14 @@ class Bench:
         theirs = self.reference.draft(rows.astype(np.float64), where, tokens, start, self.reference.fuse(rows[-1:])[0])
         return draft(self.context, tokens, start, carried=fused[-1], causal=self.causal), theirs
 
+    def mine(self, rows: Array, anchor: int = 5) -> dict[str, Array]:
+        """The engine alone: for files that the reference does not read."""
+        self.context.clear()
+        fused = inject(self.context, rows)
+        return draft(
+            self.context, block_of(anchor, self.reference.block), len(rows), carried=fused[-1], causal=self.causal
+        )
+
     def check(self, tolerance: float = 2e-4, **kw: Any) -> dict[str, Array]:
         mine, theirs = self.both(**kw)
         assert_drafts(mine, theirs, tolerance)
@@ -136,7 +155,12 @@ class Loop:
     """A speculative loop over a pair, with the reference of both models."""
 
     def __init__(
-        self, kit: Kit, files: tuple[FakeFile, FakeFile], models: tuple[Model, Model], options: ContextOptions = F32, **settings: Any
+        self,
+        kit: Kit,
+        files: tuple[FakeFile, FakeFile],
+        models: tuple[Model, Model],
+        options: ContextOptions = F32,
+        **settings: Any,
     ) -> None:
         self.files = files
         self.pairing = pair(*models)
@@ -165,6 +189,4 @@ class Loop:
         committed = list(text[: s.n_past])
         given = reference.features(self.files[0], committed, self.reference.layers)
         tokens = block_of(s.last, self.reference.block)
-        return self.reference.draft(
-            given, np.arange(len(given)), tokens, s.n_past, self.reference.fuse(given[-1:])[0]
-        )
+        return self.reference.draft(given, np.arange(len(given)), tokens, s.n_past, self.reference.fuse(given[-1:])[0])

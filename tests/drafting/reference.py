@@ -153,7 +153,9 @@ def convolve(x: Array, kernel: Array, base: Array) -> Array:
 
 @dataclass
 class Drafted:
-    """Outputs of one block; what a variant lacks stays empty. ``scores[row]`` by (predecessor, candidate) id; predecessor -1 is the anchor."""
+    """Outputs of one block; what a variant lacks stays empty. ``scores[row]`` by (predecessor, candidate) id;
+    predecessor -1 is the anchor.
+    """
 
     logits: Array
     hidden: Array
@@ -210,7 +212,12 @@ class Drafter:
         return lambda rows, side: convolve(rows, mix[:, side], base[side])
 
     def draft(
-        self, given: Array, given_pos: Sequence[int] | Array, tokens: Sequence[int], pos0: int, context: Array | None = None
+        self,
+        given: Array,
+        given_pos: Sequence[int] | Array,
+        tokens: Sequence[int],
+        pos0: int,
+        context: Array | None = None,
     ) -> Drafted:
         """One block behind injected feature rows at their positions."""
         f, n = self.f, self.f.file
@@ -230,14 +237,20 @@ class Drafter:
             a = rms(h, self.eps, f.get(f"{b}.attn_norm.weight"))
             conv = self.convolver(f"{b}.attn", a)
             a = conv(a, 0)
-            q = rms(f.linear(f"{b}.attn_q", a).reshape(-1, self.n_head, self.d), self.eps, f.get(f"{b}.attn_q_norm.weight"))
+            q = rms(
+                f.linear(f"{b}.attn_q", a).reshape(-1, self.n_head, self.d), self.eps, f.get(f"{b}.attn_q_norm.weight")
+            )
             k, v = self.keys_values(il, a, pos)
             k0, v0 = self.keys_values(il, fused, old)
             seen = visible
             if self.window and self.pattern[il]:
                 seen = visible & (pos[:, None] - everything[None] < self.window)
             out = attend(
-                self.rotate(q, pos), np.concatenate([k0, k]), np.concatenate([v0, v]), seen, scale,
+                self.rotate(q, pos),
+                np.concatenate([k0, k]),
+                np.concatenate([v0, v]),
+                seen,
+                scale,
                 f.maybe(f"{b}.attn_sinks.weight"),
             )
             out = f.linear(f"{b}.attn_output", out) * (float(f.key("dflash.attention.value_scale", 0.0)) or 1.0)
@@ -337,7 +350,11 @@ class Drafter:
                         return f.maybe(name.replace(f"layers.{i}.{old}", new))
                 if name.startswith(f"layers.{i}.attn.in_proj_"):
                     return f.maybe(f"lilicorr.layers.{i}.attn.in_proj." + name.rsplit("_", 1)[1])
-            for old, new in (("feature_norm", "ffn_norm"), ("feature_mlp.up_proj", "ffn_up"), ("feature_mlp.down_proj", "ffn_down")):
+            for old, new in (
+                ("feature_norm", "ffn_norm"),
+                ("feature_mlp.up_proj", "ffn_up"),
+                ("feature_mlp.down_proj", "ffn_down"),
+            ):
                 if name.startswith(f"{old}."):
                     return f.maybe(name.replace(old, f"blk.{first + n}.{new}"))
             if name in ("slot_embedding", "rank_embedding"):
@@ -347,7 +364,11 @@ class Drafter:
             return f.maybe(f"lilicorr.{name}")
 
         return Correlator(
-            get, n, int(f.key("lilicorr.num_heads")), self.eps, float(f.key("lilicorr.vector_eps")),
+            get,
+            n,
+            int(f.key("lilicorr.num_heads")),
+            self.eps,
+            float(f.key("lilicorr.vector_eps")),
             float(f.key("lilicorr.logit_scale")),
         )
 
@@ -373,7 +394,9 @@ class Correlator:
 
 
 def correlate(m: Correlator, ids: Array, lp: Array, hidden: Array, context: Array, table: Array) -> tuple[Array, Array]:
-    """LC-1 to LC-9 for one block: ids and log-probabilities [slots, c], hidden [slots, e] -> start [c], pairs [slots-1, c, c]."""
+    """LC-1 to LC-9 for one block: ids and log-probabilities [slots, c], hidden [slots, e] -> start [c], pairs
+    [slots-1, c, c].
+    """
     slots, c = ids.shape
     rank = np.broadcast_to(np.arange(c) / max(c - 1, 1), lp.shape)
     feats = np.stack([lp, np.exp(lp), lp - lp.max(-1, keepdims=True), rank, (rank == 0) * 1.0], axis=-1)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from draftsmith.batch import Batch
 from draftsmith.context import KV_TYPES, ContextOptions
 from draftsmith.dsl.bind import Options, bind
@@ -20,20 +22,19 @@ from draftsmith.pairing import pair
 from draftsmith.registry import for_file
 from draftsmith.session import Session
 from draftsmith.speculative import Speculator
-from numpy.typing import NDArray
 
 from ..models import FakeFile
 from . import reference
 from .drive import Bench, Loop, block_of, close, draft, inject, lattice, relative
 from .models import (
     BLOCK,
-    E,
     F32,
     HEADS_OF_64,
     MASK,
     TAPPED,
     VARIANTS,
     VOCAB,
+    E,
     Kit,
     array_of,
     draft_file,
@@ -56,7 +57,9 @@ def loaded(kit: Kit, file: FakeFile, target: Model | None = None) -> Model:
 
 
 def test_a01_tap_is_the_stream_before_the_layer(kit: Kit) -> None:
-    """And so the output of the layer before it: with every block adding a constant of its own, each tap says which block it follows."""
+    """And so the output of the layer before it: with every block adding a constant of its own, each tap says which
+    block it follows.
+    """
     file, model = kit.target()
     arrays: dict[str, Array | None] = {}
     for il in range(4):
@@ -160,19 +163,25 @@ def test_a06_missing_weights_are_named(variant: str) -> None:
             bind(cls, without)
         text = str(caught.value)
         assert "\n" not in text
-        assert (f"missing tensor {name} [" in text) or name in cls.requires or name in ("markov_w1.weight", "selector_hidden.weight")
+        assert (
+            (f"missing tensor {name} [" in text)
+            or name in cls.requires
+            or name in ("markov_w1.weight", "selector_hidden.weight")
+        )
 
 
 def test_a06_head_that_is_announced_but_absent(kit: Kit) -> None:
     """A reduced vocabulary without a head of its own would leave the head random."""
     file = with_arrays(draft_file(optional=("d2t", "output"), sizes={"n_vocab_draft": 40}), {"output.weight": None})
-    with pytest.raises(MetadataError, match="needs the drafter's own output.weight"):
+    with pytest.raises(MetadataError, match=r"needs the drafter's own output\.weight"):
         loaded(kit, file)
 
 
 @pytest.mark.parametrize("own", [("token_embd",), ("output",), ("token_embd", "output")], ids="-".join)
 def test_a07_own_embeddings_and_head_are_kept(kit: Kit, own: tuple[str, ...]) -> None:
-    """What the drafter stores it uses, what it lacks it borrows; neither replaces the other (its own table is no head)."""
+    """What the drafter stores it uses, what it lacks it borrows; neither replaces the other (its own table is no
+    head).
+    """
     file = draft_file(optional=own)
     model = loaded(kit, file)
     lent = {"token_embd": "target:token_embd", "output": "target:output"}
@@ -207,12 +216,15 @@ def test_a20_sharing_follows_the_file_not_the_values(kit: Kit) -> None:
     np.testing.assert_array_equal(own["logits"], shared["logits"])
 
 
-# -- caches ---------------------------------------------------------------------------------------------------------------
+# -- caches
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["plain", "flash"])
 def test_a09_every_cache_type_is_near_f32(kit: Kit, flash: bool) -> None:
-    """Injected and drafted rows must be stored in the same (rotated) space: otherwise logits are unrelated, not merely rounded."""
+    """Injected and drafted rows must be stored in the same (rotated) space: otherwise logits are unrelated, not
+    merely rounded.
+    """
     file = kit.keep("heads of 64", lambda: draft_file(keys=HEADS_OF_64))
     model = kit.keep("heads of 64, loaded", lambda: loaded(kit, file))
     assert model.bound().cls.layer is not None
@@ -223,7 +235,16 @@ def test_a09_every_cache_type_is_near_f32(kit: Kit, flash: bool) -> None:
         bench = Bench(kit, file, model, options)
         assert bool(bench.context.caches["kv"].constants) == kind.is_quantized
         errors[kind.name] = relative(bench.both(n=40)[0]["logits"], exact)
-    limits = {"f32": 3e-3 if flash else 1e-6, "f16": 3e-3, "bf16": 2e-2, "q8_0": 2e-2, "q5_1": 0.1, "q5_0": 0.12, "q4_1": 0.2, "q4_0": 0.25}
+    limits = {
+        "f32": 3e-3 if flash else 1e-6,
+        "f16": 3e-3,
+        "bf16": 2e-2,
+        "q8_0": 2e-2,
+        "q5_1": 0.1,
+        "q5_0": 0.12,
+        "q4_1": 0.2,
+        "q4_0": 0.25,
+    }
     assert {k: e for k, e in errors.items() if e > limits[k]} == {}
 
 
@@ -241,7 +262,10 @@ def test_a09_cache_type_that_does_not_divide_the_heads(kit: Kit) -> None:
     """Heads of 16 and blocks of 32: a row of two heads would pass, but not the views of each head."""
     keys = {"{arch}.attention.key_length": 16, "{arch}.attention.value_length": 16, "{arch}.rope.dimension_count": 16}
     model = loaded(kit, draft_file(keys=keys))
-    with pytest.raises(RequestError, match="cache type q8_0 stores blocks of 32 elements, which do not divide this model's head size 16"):
+    with pytest.raises(
+        RequestError,
+        match="cache type q8_0 stores blocks of 32 elements, which do not divide this model's head size 16",
+    ):
         kit.context(model, ContextOptions(n_ctx=64, type_k=GGMLType.q8_0, type_v=GGMLType.q8_0))
 
 
@@ -276,7 +300,9 @@ def test_a10_full_layers_see_everything(kit: Kit) -> None:
 
 
 def test_a11_positions_are_absolute_in_windowed_layers(kit: Kit) -> None:
-    """Far behind the window, over cells that are used again; the sliding cache holds fewer cells than there are positions."""
+    """Far behind the window, over cells that are used again; the sliding cache holds fewer cells than there are
+    positions.
+    """
     options = ContextOptions(**{**vars(F32), "n_ctx": 1024, "n_ubatch": 64})
     bench = Bench(kit, draft_file(keys=WINDOWED), options=options)
     assert bench.context.caches["kv_swa"].cells.size == 256
@@ -289,7 +315,9 @@ def test_a11_positions_are_absolute_in_windowed_layers(kit: Kit) -> None:
 
 
 def test_a12_rope_pairs_are_the_drafters_own(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halves are paired (NeoX). A checkpoint that pairs neighbours has the rows of its heads reordered when it is converted."""
+    """Halves are paired (NeoX). A checkpoint that pairs neighbours has the rows of its heads reordered when it is
+    converted.
+    """
     file = draft_file()
     bench = Bench(kit, file)
     plain = bench.check()["logits"]
@@ -312,7 +340,8 @@ def test_a12_rope_pairs_are_the_drafters_own(kit: Kit, monkeypatch: pytest.Monke
     assert relative(converted, plain) > 1e-2
 
 
-# -- block layout -----------------------------------------------------------------------------------------------------------
+# -- block layout
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["dflash", "dspark"])
@@ -326,7 +355,9 @@ def test_a14_positions_are_not_token_counts(kit: Kit, variant: str) -> None:
     bench.check(n=9, pos=gap, pos0=23)
 
 
-@pytest.mark.parametrize(("key", "first_row", "longest"), [(None, 0, BLOCK), (True, 0, BLOCK), (False, 1, BLOCK - 1)], ids=str)
+@pytest.mark.parametrize(
+    ("key", "first_row", "longest"), [(None, 0, BLOCK), (True, 0, BLOCK), (False, 1, BLOCK - 1)], ids=str
+)
 def test_a15_both_layouts_of_the_anchor(kit: Kit, key: bool | None, first_row: int, longest: int) -> None:
     made, target = kit.target()
     file = draft_file("dspark", {} if key is None else {"{arch}.sample_from_anchor": key})
@@ -343,12 +374,16 @@ def test_a15_both_layouts_of_the_anchor(kit: Kit, key: bool | None, first_row: i
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a16_shorter_blocks(kit: Kit, variant: str) -> None:
-    """Blocks of 1 to the trained length are whole computations of their own; a correlator has a shape for full blocks only."""
+    """Blocks of 1 to the trained length are whole computations of their own; a correlator has a shape for full
+    blocks only.
+    """
     file, model = kit.draft(variant)
     bench = Bench(kit, file, model)
     for length in range(1, BLOCK + 1):
         if variant == "lilicorr" and length != BLOCK:
-            with pytest.raises(RequestError, match=f"lilicorr drafts full blocks of {BLOCK} rows, found one of {length}"):
+            with pytest.raises(
+                RequestError, match=f"lilicorr drafts full blocks of {BLOCK} rows, found one of {length}"
+            ):
                 draft(bench.context, block_of(5, length), 0, carried=np.zeros(E))
         elif variant != "dflash2" or length > 1:
             bench.check(length=length)
@@ -369,7 +404,7 @@ def test_a17_mask_token_is_required_data(kit: Kit) -> None:
     """It is the drafter's own, whatever the target says."""
     made, target = kit.target()
     file = draft_file()
-    with pytest.raises(MetadataError, match="missing metadata key tokenizer.ggml.mask_token_id"):
+    with pytest.raises(MetadataError, match=r"missing metadata key tokenizer\.ggml\.mask_token_id"):
         loaded(kit, with_keys(file, {"tokenizer.ggml.mask_token_id": None}))
     outside = loaded(kit, with_keys(file, {"tokenizer.ggml.mask_token_id": ("u32", VOCAB)}))
     with pytest.raises(ContractError, match=f"the mask token {VOCAB} is outside the vocabulary of {VOCAB}"):
@@ -380,9 +415,11 @@ def test_a17_mask_token_is_required_data(kit: Kit) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a19_reduced_vocabulary(kit: Kit, variant: str) -> None:
-    """The head's last row goes to the last id; what is not in the map can never be drafted, and a bias lands on the mapped id."""
+    """The head's last row goes to the last id; what is not in the map can never be drafted, and a bias lands on
+    the mapped id.
+    """
     file = draft_file(variant, {}, ("d2t", "output"), sizes={"n_vocab_draft": 40})
-    ids = np.sort(np.random.default_rng(3).permutation(VOCAB - 1)[:39]).tolist() + [VOCAB - 1]
+    ids = [*np.sort(np.random.default_rng(3).permutation(VOCAB - 1)[:39]).tolist(), VOCAB - 1]
     head = array_of(file, "output.weight").copy()
     head[-1] *= 5
     file = with_arrays(file, {"d2t": np.array(ids, np.int64), "output.weight": head})
@@ -412,7 +449,8 @@ def test_a26_defaults_and_reports(kit: Kit) -> None:
     session.close()
 
 
-# -- heads ------------------------------------------------------------------------------------------------------------------
+# -- heads
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_a29_markov_with_and_without_confidence(kit: Kit) -> None:
@@ -426,7 +464,9 @@ def test_a29_markov_with_and_without_confidence(kit: Kit) -> None:
     model = loaded(kit, markov)
     Bench(kit, markov, model).check()
     for file in (markov, with_keys(both, {"dflash.has_confidence_head": ("bool", False)})):
-        with pytest.raises(RequestError, match=r"p_min = 0\.3 prunes by confidence, but this drafter has no confidence head"):
+        with pytest.raises(
+            RequestError, match=r"p_min = 0\.3 prunes by confidence, but this drafter has no confidence head"
+        ):
             Loop(kit, (made, file), (target, loaded(kit, file)), p_min=0.3)
     confidence = with_arrays(plain, {"conf_proj.weight": np.zeros((1, E + 16), np.float32)})
     with pytest.raises(WeightError, match=r"unknown tensor conf_proj\.weight: dflash has no use for it"):

@@ -1,4 +1,6 @@
-"""Files and requests that cannot work: one clear line each, never an abort. The numbers are those of dflash-family.md 2.12."""
+"""Files and requests that cannot work: one clear line each, never an abort. The numbers are those of dflash-
+family.md 2.12.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from draftsmith.batch import Batch
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.bind import bind
@@ -117,7 +120,10 @@ def test_er09_tensors(kit: Kit) -> None:
 def test_er10_er26_backbones_that_are_not_there(kit: Kit) -> None:
     """A DeepSeek-V4 backbone is announced by its hyper-connections; what is not known is not run as something else."""
     found = error_of(kit, with_keys(draft_file("dspark"), {"dflash.hyper_connection.count": ("u32", 4)}))
-    assert "metadata key dflash.hyper_connection.count = 4 asks for the DeepSeek-V4 backbone, which is not known" in str(found)
+    assert (
+        "metadata key dflash.hyper_connection.count = 4 asks for the DeepSeek-V4 backbone, which is not known"
+        in str(found)
+    )
     kit.load(with_keys(draft_file("dspark"), {"dflash.hyper_connection.count": ("u32", 0)}), kit.target()[1])
 
 
@@ -126,7 +132,11 @@ def test_er11_reduced_vocabulary(kit: Kit) -> None:
     ids = np.arange(40)
     for map_, kind, text in (
         (ids.astype(np.int32), WeightError, "tensor d2t: expected element type i64, found i32"),
-        (ids[:39], WeightError, "tensor output.weight: expected shape [n_embd, n_vocab_draft] = [64, 39], found [64, 40]"),
+        (
+            ids[:39],
+            WeightError,
+            "tensor output.weight: expected shape [n_embd, n_vocab_draft] = [64, 39], found [64, 40]",
+        ),
         (ids + VOCAB - 39, MetadataError, f"tensor d2t maps to ids 25..64, outside the vocabulary of {VOCAB}"),
         (ids - 1, MetadataError, f"tensor d2t maps to ids -1..38, outside the vocabulary of {VOCAB}"),
         (ids // 2, MetadataError, "tensor d2t maps two draft tokens to one target token"),
@@ -143,7 +153,9 @@ def test_er12_no_target(kit: Kit) -> None:
 def test_er13_target_that_lends_nothing(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Qwen3, "exports", {"token_embd": ("token_embd.weight",)})
     target = kit.load(target_file())
-    with pytest.raises(WeightError, match=r"the drafter needs the target's output, which qwen3 does not have \(looked for nothing\)") as e:
+    with pytest.raises(
+        WeightError, match=r"the drafter needs the target's output, which qwen3 does not have \(looked for nothing\)"
+    ) as e:
         kit.load(draft_file(), target)
     assert "\n" not in str(e.value)
 
@@ -153,14 +165,19 @@ def test_er14_layers_that_the_target_has_not(kit: Kit, layer: int) -> None:
     file = draft_file(keys={"{arch}.target_layers": [1, layer, 2]})
     found = error_of(kit, file)
     assert isinstance(found, ContractError)
-    assert f"the drafter taps the input of target layer {layer}, the target has layers 0..3 (and 4 for its last output)" in str(found)
+    assert (
+        f"the drafter taps the input of target layer {layer}, the target has layers 0..3 (and 4 for its last output)"
+        in str(found)
+    )
 
 
 def test_er15_hidden_sizes(kit: Kit) -> None:
     """Also when the drafter brings its own table and head."""
     keys = {"{arch}.embedding_length": 96}
     found = error_of(kit, draft_file(keys=keys, optional=("token_embd", "output")))
-    assert isinstance(found, ContractError) and "hidden size differs: the drafter's is 96, the target's 64" in str(found)
+    assert isinstance(found, ContractError) and "hidden size differs: the drafter's is 96, the target's 64" in str(
+        found
+    )
     assert "64" in str(error_of(kit, draft_file(keys=keys)))
 
 
@@ -197,7 +214,10 @@ def test_er17_er21_full_blocks_with_their_context(kit: Kit) -> None:
 def test_er18_pruning_without_confidence(kit: Kit) -> None:
     made, target = kit.target()
     file = draft_file("dspark", optional=("no_confidence",))
-    with pytest.raises(RequestError, match=r"p_min = 0\.5 prunes by confidence, but this drafter has no confidence head \(use p_min 0\)"):
+    with pytest.raises(
+        RequestError,
+        match=r"p_min = 0\.5 prunes by confidence, but this drafter has no confidence head \(use p_min 0\)",
+    ):
         Loop(kit, (made, file), (target, kit.load(file, target)), p_min=0.5)
 
 
@@ -221,7 +241,10 @@ def test_er20_mixed_batches(kit: Kit) -> None:
 LILICORR: list[tuple[dict[str, Any], str]] = [
     ({"dflash.block_size": ("u32", 1)}, "dflash.block_size must be at least 2"),
     ({"lilicorr.num_heads": ("u32", 3)}, "lilicorr.hidden_size = 32 is not divisible by 3 heads"),
-    ({"dflash.selector_top_k": ("u32", 3)}, "metadata key dflash.selector_top_k = 3 belongs to DFlash2, this is LiLiCorr"),
+    (
+        {"dflash.selector_top_k": ("u32", 3)},
+        "metadata key dflash.selector_top_k = 3 belongs to DFlash2, this is LiLiCorr",
+    ),
 ]
 
 
@@ -280,7 +303,10 @@ NASTY: list[dict[str, Any]] = [
     {"dflash.target_layers": ("arr[i32]", [1, 2])},
     {"dflash.conv_kernel_size": ("u32", 3), "dflash.conv_group_size": ("u32", 0)},
     {"dflash.conv_kernel_size": ("u32", 3), "dflash.conv_group_size": ("u32", 8)},
-    {"dflash.attention.sliding_window": ("u32", 2**31), "dflash.attention.sliding_window_pattern": ("arr[bool]", [True, True])},
+    {
+        "dflash.attention.sliding_window": ("u32", 2**31),
+        "dflash.attention.sliding_window_pattern": ("arr[bool]", [True, True]),
+    },
     {"dflash.rope.dimension_sections": ("arr[i32]", [64, 0, 0, 0])},
     {"dflash.rope.dimension_sections": ("arr[i32]", [-16, 0, 0, 0])},
     {"dflash.rope.dimension_sections": ("arr[i32]", [0, 0, 0, 4])},

@@ -1,4 +1,6 @@
-"""The judge itself: known answers of the convolution and of the correlator; and the engine against it in every variant."""
+"""The judge itself: known answers of the convolution and of the correlator; and the engine against it in every
+variant.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_correlator_has_the_published_values() -> None:
             f"layers.{i}.mlp.down_proj.weight": (h, 2 * h),
         }  # fmt: skip
     for name in list(shapes):
-        if name.endswith("_proj.weight") or name.endswith("_head.weight"):
+        if name.endswith(("_proj.weight", "_head.weight")):
             shapes[name.replace(".weight", ".bias")] = shapes[name][:1]
 
     def get(name: str) -> NDArray[np.floating] | None:

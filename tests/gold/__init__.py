@@ -9,9 +9,10 @@ The tolerances
 --------------
 An output is always compared with what the *same* configuration (type of the cache, flash attention) recorded.
 
-* **Weights and cache in f32**: 3e-5 absolute (as the recording's README), more only where the manifest shows that the reference itself differs by
-  more when it sums in another order (one cache for all sequences, chunks, token by token, threads). With GELU 1e-3:
-  ggml's is a table of half-precision values. DeepSeek-V4 5e-5, the difference between llama.cpp and transformers.
+* **Weights and cache in f32**: 3e-5 absolute (a float64 model differs by less, says the recording's README), more only
+  where the manifest shows that the reference itself differs by more when it sums in another order (one cache for all
+  sequences, chunks, token by token, threads). With GELU 1e-3: ggml's is a table of half-precision values. DeepSeek-V4
+  5e-5, the difference between llama.cpp and transformers.
 * **Other caches, flash attention**: the largest difference and the normalised squared error that the manifest measured
   between this configuration and f32. A run that is no farther from the record than the recorded configurations are
   from one another is legitimate; what rounding really leaves is far less, so read the figure.

@@ -16,8 +16,8 @@ from .cases import Array, Case, Configuration
 from .report import Report
 
 EXACT = 3e-5
-"""Float32 weights and caches: the order of sums is all that may differ. The recording's README found less than this between
-a float64 model and the reference, in every case."""
+"""Float32 weights and caches: the order of sums is all that may differ. A float64 model differed from the reference by
+less than this in every case (README of the recording)."""
 
 GELU = 1e-3
 """ggml's GELU on the CPU is a table of half-precision values."""
@@ -37,7 +37,10 @@ class Limit:
     nmse: float = np.inf
 
     def __str__(self) -> str:
-        return f"{self.max_abs:.2g}" + ("" if np.isinf(self.nmse) else f", nmse {self.nmse:.1g}")
+        figures = [f"{self.max_abs:.2g}"] if np.isfinite(self.max_abs) else []
+        if np.isfinite(self.nmse):
+            figures.append(f"nmse {self.nmse:.1g}")
+        return ", ".join(figures)
 
     def widen(self, *others: Limit) -> Limit:
         every = (self, *others)

@@ -197,7 +197,8 @@ def _sequence(
     second = [chosen[1], *masks]
     again = _drafted(draft, second, kept, seq)
     return {
-        "seq_id": seq, "prompt": list(prompt), "inject_pos": [0, n - 1], "features": case.array(f"rows_{seq}", features),
+        "seq_id": seq, "prompt": list(prompt), "inject_pos": [0, n - 1],
+        "features": case.array(f"rows_{seq}", features),
         "draft1": {"block_tokens": [prompt[-1], *masks], "pos0": n, "greedy_tokens": drafted},
         "verify": {
             "tokens": verified, "pos0": n, "features": case.array(f"verified_{seq}", rows), "target_argmax": chosen,

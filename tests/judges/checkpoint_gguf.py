@@ -1,5 +1,6 @@
-"""Checkpoints of the DFlash family as GGUFs: names and keys of section 5 of the specification, for what the `speculators` library
-saves. A checkpoint is its config.json (settings of the layers completed by their defaults) and its tensors as NumPy arrays."""
+"""Checkpoints of the DFlash family as GGUFs: names and keys of section 5 of the specification, for what the library
+`speculators` saves. A checkpoint is its config.json (settings of the layers completed by their defaults) and its
+tensors as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -61,14 +62,16 @@ def gguf_name(name: str) -> str:
 
 def draft_tensors(state: Mapping[str, Array]) -> dict[str, Array]:
     """Tensors of a saved drafter. ``d2t`` holds offsets there, absolute ids in a GGUF."""
-    tensors = {gguf_name(name): _f32(array) for name, array in state.items() if name not in DROPPED | {"d2t"}}
+    tensors: dict[str, Array] = {
+        gguf_name(name): _f32(array) for name, array in state.items() if name not in DROPPED | {"d2t"}
+    }
     if "d2t" in state:
         tensors["d2t"] = state["d2t"].astype(np.int64) + np.arange(len(state["d2t"]), dtype=np.int64)
     return tensors
 
 
 def draft_keys(config: Mapping[str, Any], names: Mapping[str, Any]) -> Keys:
-    """Keys of a drafter; ``names``: its tensors. Target layers count hidden states on both sides: 0 is the embeddings."""
+    """Keys of a drafter; ``names``: its tensors. Both sides number target layers by hidden state (0: embeddings)."""
     layer = config["transformer_layer_config"]
     keys: Keys = {
         **decoder_keys("dflash", layer),

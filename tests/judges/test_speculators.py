@@ -1,7 +1,7 @@
 """An independent judge: the `speculators` library, which defines and trains DFlash, DFlash2 and DSpark.
 
-A drafter of the library with random weights is saved, written as a GGUF, and run here; the library's own forward on the same
-features, anchors and masks has to give the same numbers. Needs ``pip install -e '.[judges]'``.
+A drafter of the library with random weights is saved, written as a GGUF, and run here; the library's own forward on the
+same features, anchors and masks has to give the same numbers. Needs ``pip install -e '.[judges]'``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from draftsmith.batch import Batch
 from draftsmith.codegen.native import Backends
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.model import Model
 from draftsmith.pairing import pair
-from numpy.typing import NDArray
 
 from .checkpoint_gguf import write_draft, write_target
 
@@ -50,12 +51,13 @@ MASK = 159
 ANCHORS = (3, 21, 40)
 N_TOKENS = 64
 LAYER_IDS = [3, 0, 4, 1]
-"""Hidden states of the target, not in order; the first (0) and the last of them (4: behind the last layer) among them."""
+"""Hidden states of the target, not in order; the first (0) and the last (4: behind the last layer) among them."""
 
 LAYERS: dict[str, Any] = {
-    "vocab_size": N_VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": 3e-6, "attention_bias": False, "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}, "attn_implementation": "eager",
+    "vocab_size": N_VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": 3e-6,
+    "attention_bias": False, "tie_word_embeddings": False, "attn_implementation": "eager",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
 }  # fmt: skip
 MODELS: dict[str, tuple[Any, Any, Any]] = {
     "dflash": (dflash.DFlashDraftModel, dflash.DFlashSpeculatorConfig, dflash_core),
@@ -121,10 +123,12 @@ def randomise(model: Any, seed: int) -> None:
             shape = tuple(parameter.shape)
             if len(shape) == 1:
                 values = rng.uniform(0.6, 1.4, shape) if "norm" in name else rng.normal(0, 0.3, shape)
-            elif "embed_tokens" in name or "markov_w1" in name or "codebook" in name:
-                values = rng.normal(0, 1, shape)
-            elif "base_kernel" in name:
+            elif "markov_w1" in name:
+                values = rng.normal(0, 2, shape)
+            elif "embed_tokens" in name or "codebook" in name:
                 values = rng.normal(0, 0.7, shape)
+            elif "base_kernel" in name:
+                values = rng.normal(0, 0.5, shape)
             else:
                 values = rng.normal(0, 1 / np.sqrt(shape[-1]), shape)
             parameter.copy_(torch.from_numpy(values.astype(np.float32)))
@@ -249,7 +253,9 @@ def opened(model: Model, n_seq: int = 1) -> Iterator[Context]:
         context.close()
 
 
-def drafted(given: Pair, features: Array, tokens: Array, anchors: Sequence[int], outputs: Sequence[str]) -> dict[str, Array]:
+def drafted(
+    given: Pair, features: Array, tokens: Array, anchors: Sequence[int], outputs: Sequence[str]
+) -> dict[str, Array]:
     """One sequence for each anchor: what lies before it injected (nothing at anchor 0), then all blocks in one run."""
     agreed = pair(given.target, given.draft)
     assert agreed.layers == tuple(LAYER_IDS)
@@ -292,7 +298,9 @@ BACKBONES = {
     "reduced vocabulary": Setup("dflash", reduced=True, seed=1),
     "linear rope": Setup("dflash", layers=rope("linear"), seed=2),
     "yarn": Setup("dflash", layers=rope("yarn", original_max_position_embeddings=32), seed=3),
-    "one head of keys, three layers": Setup("dflash", layers={"num_key_value_heads": 1, "num_hidden_layers": 3}, seed=4),
+    "one head of keys, three layers": Setup(
+        "dflash", layers={"num_key_value_heads": 1, "num_hidden_layers": 3}, seed=4
+    ),
     "sliding, all in the window": Setup(
         "dflash", {"sliding_window_non_causal": True}, sliding(64, "sliding", "full", "sliding"), seed=5
     ),
@@ -303,25 +311,37 @@ BACKBONES = {
     "dflash2, blocks of 16": Setup("dflash2", DFLASH2, block=16, seed=10),
     "dflash2, sliding": Setup("dflash2", DFLASH2, sliding(64, "full", "sliding"), seed=9),
 }
+
+
+def chain(first: bool, confidence: bool = True, **more: Any) -> Setup:
+    return Setup("dspark", {**DSPARK, "sample_from_anchor": first, "enable_confidence_head": confidence}, **more)
+
+
 CHAINS = {
-    f"{'anchor first' if first else 'bonus anchor'}{', confidence' if confidence else ''}{', reduced' if reduced else ''}": Setup(
-        "dspark",
-        {**DSPARK, "sample_from_anchor": first, "enable_confidence_head": confidence},
-        reduced=reduced,
-        seed=20 + 4 * first + 2 * confidence + reduced,
-    )
-    for first in (True, False)
-    for confidence in (True, False)
-    for reduced in (False, True)
+    "anchor first": chain(True, seed=20),
+    "anchor first, no confidence": chain(True, False, seed=21),
+    "anchor first, reduced": chain(True, reduced=True, seed=22),
+    "anchor first, reduced, no confidence": chain(True, False, reduced=True, seed=23),
+    "anchor first, blocks of 16": chain(True, block=16, seed=24),
+    "bonus anchor": chain(False, seed=25),
+    "bonus anchor, no confidence": chain(False, False, seed=26),
+    "bonus anchor, reduced": chain(False, reduced=True, seed=27),
+    "bonus anchor, reduced, no confidence": chain(False, False, reduced=True, seed=28),
+    "bonus anchor, blocks of 16": chain(False, block=16, seed=29),
 }
-CHAINS["blocks of 16"] = Setup("dspark", {**DSPARK, "sample_from_anchor": True, "enable_confidence_head": True}, block=16, seed=40)
+PLAIN = {"dflash": Setup("dflash"), "dspark": chain(True), "dflash2": Setup("dflash2", DFLASH2)}
 
 
 # -- the comparisons -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("anchors", [ANCHORS, (0, 20)], ids=["three blocks", "nothing committed"])
 @pytest.mark.parametrize("setup", BACKBONES.values(), ids=BACKBONES.keys())
 def test_logits(
-    setup: Setup, anchors: tuple[int, ...], made: Made, inputs: Inputs, monkeypatch: pytest.MonkeyPatch, record_property: Record
+    setup: Setup,
+    anchors: tuple[int, ...],
+    made: Made,
+    inputs: Inputs,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Record,
 ) -> None:
     """Every row of every block, the anchor's too."""
     given = made(setup)
@@ -332,7 +352,7 @@ def test_logits(
     assert_close("logits", ours, theirs, record_property)
 
 
-@pytest.mark.parametrize("setup", [Setup("dflash"), Setup("dspark", DSPARK), Setup("dflash2", DFLASH2)], ids=MODELS.keys())
+@pytest.mark.parametrize("setup", PLAIN.values(), ids=PLAIN.keys())
 @pytest.mark.parametrize("n_rows", [3, 4])
 def test_shorter_blocks(setup: Setup, n_rows: int, made: Made, inputs: Inputs, record_property: Record) -> None:
     """Fewer rows than trained (the library takes no fewer than the kernel has taps)."""
@@ -354,20 +374,22 @@ def test_markov_chain(
     given = made(setup)
     first_row = 0 if setup.settings["sample_from_anchor"] else 1
     features, tokens = inputs[0], inputs[1].copy()
-    chain = np.zeros((len(ANCHORS), setup.block), np.int64)
+    taken = np.zeros((len(ANCHORS), setup.block), np.int64)
     with captured("dspark", monkeypatch) as found:
         for row in range(first_row, setup.block):
             given.drafter(**arguments(features, tokens, ANCHORS))
-            chain[:, row] = given.d2t[blocks(found["logits"], len(ANCHORS))[:, row].argmax(axis=-1)]
-            tokens[np.array(ANCHORS) + row + 1 - first_row] = chain[:, row]
+            taken[:, row] = given.d2t[blocks(found["logits"], len(ANCHORS))[:, row].argmax(axis=-1)]
+            tokens[np.array(ANCHORS) + row + 1 - first_row] = taken[:, row]
         given.drafter(**arguments(features, tokens, ANCHORS))
-    unchained = given.d2t[blocks(given.drafter._backbone_forward(**arguments(*inputs, ANCHORS))[1], len(ANCHORS)).argmax(axis=-1)]
-    assert (chain != unchained)[:, first_row:].mean() > 0.5, "the chain has to matter"
+    unchained = given.d2t[
+        blocks(given.drafter._backbone_forward(**arguments(*inputs, ANCHORS))[1], len(ANCHORS)).argmax(axis=-1)
+    ]
+    assert (taken != unchained)[:, first_row:].mean() > 0.3, "the chain has to matter"
 
     has_confidence = bool(setup.settings["enable_confidence_head"])
     outputs = ("logits", "argmax", *(("confidence",) if has_confidence else ()))
     ours = drafted(given, *inputs, ANCHORS, outputs)
-    np.testing.assert_array_equal(ours["argmax"][:, first_row:], chain[:, first_row:])
+    np.testing.assert_array_equal(ours["argmax"][:, first_row:], taken[:, first_row:])
     theirs = given.scattered(blocks(found["logits"], len(ANCHORS)))
     assert_close("logits", ours["logits"][:, first_row:], theirs[:, first_row:], record_property)
     assert (found["confidence"] is not None) == has_confidence
@@ -384,7 +406,9 @@ def test_logits_before_the_markov_head(setup: Setup, made: Made, inputs: Inputs,
     theirs = given.scattered(blocks(given.drafter._backbone_forward(**arguments(*inputs, ANCHORS))[1], len(ANCHORS)))
     ours = drafted(given, *inputs, ANCHORS, ("base_logits", "logits"))
     assert_close("base logits", ours["base_logits"], theirs, record_property)
-    if not setup.settings["sample_from_anchor"]:  # the library biases the anchor's row too, but takes it out of the loss
+    if not setup.settings[
+        "sample_from_anchor"
+    ]:  # the library biases the anchor's row too, but takes it out of the loss
         assert_close("logits of row 0", ours["logits"][:, 0], theirs[:, 0], record_property)
 
 
@@ -423,7 +447,7 @@ def test_candidates(title: str, made: Made, inputs: Inputs, record_property: Rec
 def test_selector_in_the_forward(
     made: Made, inputs: Inputs, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
-    """The same through the library's whole forward, which takes predecessors from the text: the walk, written into the text."""
+    """The same through the library's whole forward, which takes predecessors from the text: the walk, written there."""
     given = made(BACKBONES["dflash2"])
     ours = drafted(given, *inputs, ANCHORS, ("candidates", "scores"))
     contract = given.draft.cls.contract
@@ -450,9 +474,9 @@ def test_selector_in_the_forward(
     assert_close("scores", np.array(found_ours), np.array(found_theirs), record_property)
 
 
-@pytest.mark.parametrize("setup", [Setup("dflash"), Setup("dspark", DSPARK), Setup("dflash2", DFLASH2)], ids=MODELS.keys())
+@pytest.mark.parametrize("setup", PLAIN.values(), ids=PLAIN.keys())
 def test_target_layers(setup: Setup, made: Made, monkeypatch: pytest.MonkeyPatch, record_property: Record) -> None:
-    """Text through both targets, their hidden states through both drafters: the numbering of the layers is the library's."""
+    """Text through both targets, their hidden states through both drafters: layers are numbered as in the library."""
     given = made(setup)
     tokens = np.random.default_rng(11).integers(0, N_VOCAB - 1, N_TOKENS)
     last: list[Any] = []
@@ -485,8 +509,8 @@ def window_mask(window: int, anchors: Sequence[int]) -> tuple[Any, Any]:
     q_len = len(anchors) * BLOCK
     q, kv = torch.arange(q_len)[:, None], torch.arange(N_TOKENS + q_len)[None, :]
     library, *_ = dflash_attention.create_anchor_block_mask_mod(
-        document_ids=torch.zeros(N_TOKENS, dtype=torch.long), total_seq_len=N_TOKENS, anchor_positions=torch.tensor(anchors),
-        block_size=BLOCK, sliding_window=window, sliding_window_non_causal=True,
+        document_ids=torch.zeros(N_TOKENS, dtype=torch.long), total_seq_len=N_TOKENS,
+        anchor_positions=torch.tensor(anchors), block_size=BLOCK, sliding_window=window, sliding_window_non_causal=True,
     )  # fmt: skip
     anchor = torch.tensor(anchors).repeat_interleave(BLOCK)[:, None]
     pos = anchor + q % BLOCK
@@ -498,12 +522,14 @@ def window_mask(window: int, anchors: Sequence[int]) -> tuple[Any, Any]:
 
 
 def test_the_librarys_window_is_the_anchors() -> None:
-    """All rows of a block see ``window`` positions before the anchor; in llama.cpp row i sees the ``window - 1`` before itself."""
+    """All rows of a block see ``window`` positions before the anchor; in llama.cpp each its own ``window - 1``."""
     window, anchors = 8, ANCHORS
     library, llama = window_mask(window, anchors)
     for b, anchor in enumerate(anchors):
         for row in range(BLOCK):
-            seen, kept = (set(torch.nonzero(m[b * BLOCK + row, :N_TOKENS]).flatten().tolist()) for m in (library, llama))
+            seen, kept = (
+                set(torch.nonzero(m[b * BLOCK + row, :N_TOKENS]).flatten().tolist()) for m in (library, llama)
+            )
             assert seen == set(range(max(0, anchor - window), anchor))
             assert kept == set(range(max(0, anchor + row - window + 1), anchor))
     assert bool((library[:, N_TOKENS:] == llama[:, N_TOKENS:]).all())
@@ -516,7 +542,9 @@ def test_logits_with_llama_cpps_window(
 ) -> None:
     """The library's layers under llama.cpp's mask, in windows that the text does not fit in."""
     layers = sliding(window, "sliding", "full", "sliding")
-    given = made(Setup(kind, {"sliding_window_non_causal": True, **(DFLASH2 if kind == "dflash2" else {})}, layers, seed=30))
+    given = made(
+        Setup(kind, {"sliding_window_non_causal": True, **(DFLASH2 if kind == "dflash2" else {})}, layers, seed=30)
+    )
     original = dflash_core.create_anchor_block_mask_mod
 
     def mask_mod(**kwargs: Any) -> tuple[Any, int, int]:
