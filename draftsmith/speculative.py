@@ -106,6 +106,7 @@ class Speculator:
             if wanted < 0:
                 raise RequestError(f"n_max must not be negative, found {wanted}")
             self.n_max = min(wanted, pairing.max_draft)
+            self.n_min = min(n_min, self.n_max)  # a longer draft than the block gives cannot be asked for (SL-2)
             complaint = pairing.contract.refuse(draft.bound, p_min) if draft is not None else None
             if complaint:
                 raise RequestError(complaint)

@@ -7,7 +7,7 @@ from . import feeds, nn, ops
 from .arch import Architecture, arch, graph, option, tap, tap_last
 from .block import block
 from .contract import Contract, argmax_rows, sample_lattice, sample_rows, walk_lattice
-from .decoder import DecoderHparams, rope
+from .decoder import DecoderHparams, decoder_complaints, rope
 from .dtypes import GGMLType
 from .expr import exact, log, maximum, minimum, sqrt
 from .feeds import Feed, n_block, n_blocks, n_outputs, n_tokens
@@ -32,7 +32,7 @@ from .specs import (
 
 __all__ = [
     "Architecture", "Contract", "DecoderHparams", "Feed", "GGMLType", "KVCache", "Layer", "LayerKey", "LayerView", "Value", "arch",
-    "argmax_rows", "block", "boolean", "counted", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "layer_group", "log", "matrix", "maximum",
+    "argmax_rows", "block", "boolean", "counted", "decoder_complaints", "derived", "exact", "f32", "feeds", "graph", "int_list", "kv_cache", "layer_group", "log", "matrix", "maximum",
     "minimum", "n_block", "n_blocks", "n_outputs", "n_tokens", "nn", "ops", "option", "rope", "sample_lattice", "sample_rows", "sqrt", "tap", "tap_last", "tensor", "tensor_dim", "text", "u32",
     "walk_lattice",
 ]

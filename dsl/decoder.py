@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import ops
 from .arch import Hparams
@@ -11,6 +11,9 @@ from .expr import Sym, SymLike
 from .ir import Value
 from .ops.rope import NEOX
 from .specs import f32, length_of, text, u32
+
+if TYPE_CHECKING:
+    from .bind import BoundModel
 
 
 class DecoderHparams(Hparams):
@@ -63,3 +66,13 @@ def rope(
     if sections is not None:
         return ops.rope_multi(x, pos, factors, sections=sections, **common)
     return ops.rope_ext(x, pos, factors, mode=mode, **common)
+
+
+def decoder_complaints(model: BoundModel) -> Iterator[str]:
+    """What no single key of a decoder can say: heads that do not divide, a rotation wider than the head."""
+    head, n_rot = model.hparam("n_embd_head_k"), model.hparam("n_rot")
+    if n_rot > head:
+        yield f"{model.cls.gguf_arch}.rope.dimension_count = {n_rot} exceeds the head size {head}"
+    n_head, n_head_kv = model.hparam("n_head"), model.hparam("n_head_kv")
+    if n_head_kv < 1 or n_head % n_head_kv:
+        yield f"{n_head} query heads are not a multiple of {n_head_kv} key heads"

@@ -23,6 +23,7 @@ from draftsmith.dsl import (
     block,
     boolean,
     counted,
+    decoder_complaints,
     derived,
     exact,
     f32,
@@ -264,11 +265,10 @@ class DFlash(Architecture):
     @classmethod
     def check(cls, model: BoundModel) -> Iterator[str]:
         """ER-7, ER-11, ER-23 and the like."""
-        if model.hparam("n_embd_head_k") != model.hparam("n_embd_head_v"):
-            yield f"key and value head sizes differ: {model.hparam('n_embd_head_k')} and {model.hparam('n_embd_head_v')}"
-        head, n_rot = model.hparam("n_embd_head_k"), model.hparam("n_rot")
-        if n_rot > head:
-            yield f"dflash.rope.dimension_count = {n_rot} exceeds the head size {head}"
+        yield from decoder_complaints(model)
+        head = model.hparam("n_embd_head_k")
+        if head != model.hparam("n_embd_head_v"):
+            yield f"key and value head sizes differ: {head} and {model.hparam('n_embd_head_v')}"
         sections = model.hparam("rope_sections")
         if len(sections) != 4:
             yield f"dflash.rope.dimension_sections must have 4 entries, found {len(sections)}"

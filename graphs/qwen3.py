@@ -1,5 +1,7 @@
 """Qwen3, dense (arXiv:2505.09388): the target that the DFlash family drafts for. llama.cpp's ``qwen3``."""
 
+from collections.abc import Iterator
+
 from draftsmith.dsl import (
     Architecture,
     DecoderHparams,
@@ -8,6 +10,7 @@ from draftsmith.dsl import (
     Value,
     arch,
     block,
+    decoder_complaints,
     feeds,
     graph,
     kv_cache,
@@ -21,6 +24,7 @@ from draftsmith.dsl import (
     tap_last,
     tensor,
 )
+from draftsmith.dsl.bind import BoundModel
 
 
 class hp(DecoderHparams):
@@ -98,3 +102,7 @@ class Qwen3(Architecture):
         head = self.token_embd if self.output is None else self.output
         logits = nn.linear(head, hidden)
         return {"logits": logits, "argmax": ops.argmax(logits)}
+
+    @classmethod
+    def check(cls, model: BoundModel) -> Iterator[str]:
+        return decoder_complaints(model)

@@ -63,9 +63,13 @@ def lattice(outputs: dict[str, Array]) -> list[dict[tuple[int, int], float]]:
     found: list[dict[tuple[int, int], float]] = [{}]
     for row in range(1, len(ids)):
         before = [-1] * ids.shape[1] if row == 1 else ids[row - 1].tolist()
-        found.append({
-            (a, b): float(outputs["scores"][row, i, j]) for i, a in enumerate(before) for j, b in enumerate(ids[row].tolist())
-        })  # fmt: skip
+        found.append(
+            {
+                (a, b): float(outputs["scores"][row, i, j])
+                for i, a in enumerate(before)
+                for j, b in enumerate(ids[row].tolist())
+            }
+        )
     return found
 
 

@@ -47,15 +47,23 @@ DRAFTER: dict[str, Any] = {
 }
 OWN: dict[str, dict[str, Any]] = {
     "dflash2": {
-        "{arch}.selector_top_k": 3, "{arch}.selector_rank": 8, "{arch}.conv_kernel_size": 3, "{arch}.conv_group_size": 8,
+        "{arch}.selector_top_k": 3,
+        "{arch}.selector_rank": 8,
+        "{arch}.conv_kernel_size": 3,
+        "{arch}.conv_group_size": 8,
     },
     "lilicorr": {
-        "lilicorr.hidden_size": 32, "lilicorr.candidate_topk": 3, "lilicorr.mlp_hidden_size": 48, "lilicorr.factor_dim": 16,
+        "lilicorr.hidden_size": 32,
+        "lilicorr.candidate_topk": 3,
+        "lilicorr.mlp_hidden_size": 48,
+        "lilicorr.factor_dim": 16,
     },
-}  # fmt: skip
+}
 HEADS_OF_64: dict[str, Any] = {
-    "{arch}.attention.key_length": 64, "{arch}.attention.value_length": 64, "{arch}.rope.dimension_count": 64,
-}  # fmt: skip
+    "{arch}.attention.key_length": 64,
+    "{arch}.attention.value_length": 64,
+    "{arch}.rope.dimension_count": 64,
+}
 """Heads whose quantised caches are rotated."""
 
 F32 = ContextOptions(n_ctx=256, flash_attn=False, type_k=GGMLType.f32, type_v=GGMLType.f32)

@@ -1,7 +1,7 @@
-"""The target and the family of drafters in plain NumPy float64, written from the specification, without any part of the product.
+"""The target and the family of drafters in plain NumPy float64, written from the specification alone.
 
-No cache and no batches: every call computes everything from the tokens or features it is given, so that it also says what a
-state must be after any sequence of rounds.
+No cache and no batches: every call computes everything from the tokens or features it is given, so that it also says
+what a state must be after any sequence of rounds.
 """
 
 from __future__ import annotations
@@ -316,24 +316,32 @@ class Drafter:
         previous, r.scores = [anchor], [{}]
         for p in range(1, len(r.logits)):
             best = np.argsort(-r.logits[p])[:k].tolist()
-            r.scores.append({
-                (-1 if p == 1 else a, c): float(
-                    (f.get("selector_predecessor.weight")[a] * gate[p]) @ f.get("selector_successor.weight")[c] + r.logits[p, c]
-                )
-                for a in previous for c in best
-            })  # fmt: skip
+            r.scores.append(
+                {
+                    (-1 if p == 1 else a, c): float(
+                        (f.get("selector_predecessor.weight")[a] * gate[p]) @ f.get("selector_successor.weight")[c]
+                        + r.logits[p, c]
+                    )
+                    for a in previous
+                    for c in best
+                }
+            )
             previous = best
 
     def correlate(self, r: Drafted, context: Array, table: Array) -> None:
-        f, c = self.f, int(self.f.key("lilicorr.candidate_topk"))
+        c = int(self.f.key("lilicorr.candidate_topk"))
         ids = np.argsort(-r.logits[1:], axis=-1, kind="stable")[:, :c]
         lp = np.take_along_axis(log_softmax(r.logits[1:]), ids, axis=-1)
         start, pairs = correlate(self.correlator(), ids, lp, r.hidden[1:], context, table)
         r.scores = [{}, {(-1, int(t)): float(s) for t, s in zip(ids[0], start, strict=True)}]
         for s in range(len(pairs)):
-            r.scores.append({
-                (int(a), int(b)): float(pairs[s, i, j]) for i, a in enumerate(ids[s]) for j, b in enumerate(ids[s + 1])
-            })  # fmt: skip
+            r.scores.append(
+                {
+                    (int(a), int(b)): float(pairs[s, i, j])
+                    for i, a in enumerate(ids[s])
+                    for j, b in enumerate(ids[s + 1])
+                }
+            )
 
     def correlator(self) -> Correlator:
         f, first = self.f, self.n_layer
@@ -342,10 +350,12 @@ class Drafter:
         def get(name: str) -> Array | None:
             for i in range(n):
                 for old, new in (
-                    ("attn_norm", f"blk.{first + i}.attn_norm"), ("mlp_norm", f"blk.{first + i}.ffn_norm"),
-                    ("attn.out_proj", f"blk.{first + i}.attn_output"), ("mlp.up_proj", f"blk.{first + i}.ffn_up"),
+                    ("attn_norm", f"blk.{first + i}.attn_norm"),
+                    ("mlp_norm", f"blk.{first + i}.ffn_norm"),
+                    ("attn.out_proj", f"blk.{first + i}.attn_output"),
+                    ("mlp.up_proj", f"blk.{first + i}.ffn_up"),
                     ("mlp.down_proj", f"blk.{first + i}.ffn_down"),
-                ):  # fmt: skip
+                ):
                     if name.startswith(f"layers.{i}.{old}."):
                         return f.maybe(name.replace(f"layers.{i}.{old}", new))
                 if name.startswith(f"layers.{i}.attn.in_proj_"):
@@ -417,10 +427,14 @@ def correlate(m: Correlator, ids: Array, lp: Array, hidden: Array, context: Arra
         w, b = m.get(f"layers.{i}.attn.in_proj_weight"), m.get(f"layers.{i}.attn.in_proj_bias")
         assert w is not None and b is not None
         q, k, v = np.split(a @ w.T + b, 3, axis=-1)
-        out = np.concatenate([
-            softmax(q[:, s] @ k[:, s].T / np.sqrt(d) + bias[j]) @ v[:, s]
-            for j in range(m.n_head) for s in [slice(j * d, (j + 1) * d)]
-        ], axis=-1)  # fmt: skip
+        out = np.concatenate(
+            [
+                softmax(q[:, s] @ k[:, s].T / np.sqrt(d) + bias[j]) @ v[:, s]
+                for j in range(m.n_head)
+                for s in [slice(j * d, (j + 1) * d)]
+            ],
+            axis=-1,
+        )
         x = x + m.affine(f"layers.{i}.attn.out_proj", out)
         a = m.norm(f"layers.{i}.mlp_norm", x)
         x = x + m.affine(f"layers.{i}.mlp.down_proj", silu(m.affine(f"layers.{i}.mlp.up_proj", a)))

@@ -43,33 +43,72 @@ def error_of(kit: Kit, file: FakeFile, target: Model | None = None) -> Draftsmit
 
 
 METADATA: list[tuple[str, str, dict[str, Any], str]] = [
-    ("er01 absent", D, {K + "target_layers": None}, "missing metadata key dflash.target_layers (an array of integers is required)"),
-    ("er01 scalar", D, {K + "target_layers": ("u32", 2)},
-     "metadata key dflash.target_layers: expected an array of integers, found u32"),
-    ("er02", D, {K + "attention.layer_norm_rms_epsilon": None},
-     "missing metadata key dflash.attention.layer_norm_rms_epsilon (a number is required)"),
-    ("er03", D, {K + "hidden_activation": ("str", "relu")},
-     "metadata key dflash.hidden_activation = 'relu' must be one of silu, gelu, gelu_pytorch_tanh"),
+    ("er01 absent", D, {K + "target_layers": None}, "missing metadata key dflash.target_layers (an array of integers"),
+    (
+        "er01 scalar",
+        D,
+        {K + "target_layers": ("u32", 2)},
+        "metadata key dflash.target_layers: expected an array of integers, found u32",
+    ),
+    (
+        "er02",
+        D,
+        {K + "attention.layer_norm_rms_epsilon": None},
+        "missing metadata key dflash.attention.layer_norm_rms_epsilon (a number is required)",
+    ),
+    (
+        "er03",
+        D,
+        {K + "hidden_activation": ("str", "relu")},
+        "metadata key dflash.hidden_activation = 'relu' must be one of silu, gelu, gelu_pytorch_tanh",
+    ),
     ("er04", D, {SWA: ("u32", 8)}, "missing metadata key dflash.attention.sliding_window_pattern"),
-    ("er05", D, {SWA: ("u32", 8), SWA + "_pattern": ("u32", 2)},
-     "metadata key dflash.attention.sliding_window_pattern: expected an array of bool, one value a layer, found a single u32"),
-    ("er05 length", D, {SWA: ("u32", 8), SWA + "_pattern": ("arr[bool]", [True])},
-     "metadata key dflash.attention.sliding_window_pattern: expected 2 values, one a layer, found 1"),
+    (
+        "er05",
+        D,
+        {SWA: ("u32", 8), SWA + "_pattern": ("u32", 2)},
+        "metadata key dflash.attention.sliding_window_pattern: expected an array of bool, one value a layer, found",
+    ),
+    (
+        "er05 length",
+        D,
+        {SWA: ("u32", 8), SWA + "_pattern": ("arr[bool]", [True])},
+        "metadata key dflash.attention.sliding_window_pattern: expected 2 values, one a layer, found 1",
+    ),
     *(
-        (f"er06 {key} {'absent' if value is None else 0}", "dflash2", {K + key: value},
-         f"missing metadata key dflash.{key}" if value is None else f"metadata key dflash.{key} = 0 must be positive")
+        (
+            f"er06 {key} {'absent' if value is None else 0}",
+            "dflash2",
+            {K + key: value},
+            f"missing metadata key dflash.{key}"
+            if value is None
+            else f"metadata key dflash.{key} = 0 must be positive",
+        )
         for key in ("selector_rank", "block_size", "selector_top_k", "conv_kernel_size", "conv_group_size")
         for value in (None, ("u32", 0))
     ),
     ("er19", D, {"tokenizer.ggml.mask_token_id": None}, "missing metadata key tokenizer.ggml.mask_token_id"),
     ("er21 no top-k", "lilicorr", {"lilicorr.candidate_topk": None}, "missing metadata key lilicorr.candidate_topk"),
-    ("er21 zero", "lilicorr", {"lilicorr.hidden_size": ("u32", 0)}, "metadata key lilicorr.hidden_size = 0 must be positive"),
+    (
+        "er21 zero",
+        "lilicorr",
+        {"lilicorr.hidden_size": ("u32", 0)},
+        "metadata key lilicorr.hidden_size = 0 must be positive",
+    ),
     ("er22", "dspark", {K + "block_size": None}, "missing metadata key dflash.block_size"),
-    ("a boolean stored as a number", D, {K + "attention.causal": ("u32", 1)},
-     "metadata key dflash.attention.causal: expected a boolean, found u32"),
-    ("three sections", D, {K + "rope.dimension_sections": ("arr[i32]", [8, 8, 0])},
-     "dflash.rope.dimension_sections must have 4 entries, found 3"),
-]  # fmt: skip
+    (
+        "a boolean stored as a number",
+        D,
+        {K + "attention.causal": ("u32", 1)},
+        "metadata key dflash.attention.causal: expected a boolean, found u32",
+    ),
+    (
+        "three sections",
+        D,
+        {K + "rope.dimension_sections": ("arr[i32]", [8, 8, 0])},
+        "dflash.rope.dimension_sections must have 4 entries, found 3",
+    ),
+]
 
 
 @pytest.mark.parametrize(("variant", "keys", "text"), [c[1:] for c in METADATA], ids=[c[0] for c in METADATA])
@@ -105,14 +144,22 @@ def test_er09_tensors(kit: Kit) -> None:
     file = draft_file()
     for arrays, text in (
         ({"enc.output_norm.weight": None}, "missing tensor enc.output_norm.weight [n_embd] = [64]"),
-        ({"fc.weight": np.zeros((64, 128), np.float32)},
-         "tensor fc.weight: expected shape [n_target_layers*n_embd, n_embd] = [192, 64], found [128, 64]"),
-        ({"output_norm.weight": np.zeros(64, np.float16)}, "tensor output_norm.weight: expected element type f32, found f16"),
-        ({"blk.0.attn_q.bias": np.zeros(128, np.float32)}, "unknown tensor blk.0.attn_q.bias: dflash has no use for it"),
+        (
+            {"fc.weight": np.zeros((64, 128), np.float32)},
+            "tensor fc.weight: expected shape [n_target_layers*n_embd, n_embd] = [192, 64], found [128, 64]",
+        ),
+        (
+            {"output_norm.weight": np.zeros(64, np.float16)},
+            "tensor output_norm.weight: expected element type f32, found f16",
+        ),
+        (
+            {"blk.0.attn_q.bias": np.zeros(128, np.float32)},
+            "unknown tensor blk.0.attn_q.bias: dflash has no use for it",
+        ),
         ({"blk.2.attn_q.weight": np.zeros((128, 64), np.float32)}, "unknown tensor blk.2.attn_q.weight"),
         ({"blk.0.attn_conv_base": np.zeros((2, 3, 64), np.float32)}, "unknown tensor blk.0.attn_conv_base"),
         ({"fc.scale": np.zeros(2, np.float32)}, "tensor fc.scale: expected f32[1], found f32[2]"),
-    ):  # fmt: skip
+    ):
         found = error_of(kit, with_arrays(file, arrays))
         assert isinstance(found, WeightError) and text in str(found)
 

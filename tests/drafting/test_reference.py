@@ -22,14 +22,18 @@ def test_convolution_has_the_published_values() -> None:
     proj = (0.05 * np.sin(0.7 * np.arange(e * 2 * k * groups))).reshape(2 * k * groups, e)
     mix = (x @ proj.T).reshape(t, 2, k, groups)
     expected = [
-        [0, 0.315070, 0.514840, 0.694864], [1.041433, 1.382543, 1.335956, 1.348858],
-        [1.520845, 1.451047, 1.318892, 0.942936], [0.841676, 0.366127, -0.330811, -0.795484],
-    ]  # fmt: skip
+        [0, 0.315070, 0.514840, 0.694864],
+        [1.041433, 1.382543, 1.335956, 1.348858],
+        [1.520845, 1.451047, 1.318892, 0.942936],
+        [0.841676, 0.366127, -0.330811, -0.795484],
+    ]
     np.testing.assert_allclose(reference.convolve(x, mix[:, 0], base[0]), expected, atol=1e-5)
     expected = [
-        [0, 0.070329, 0.123939, 0.094210], [0.228407, 0.071555, 0.236967, 0.019337],
-        [0.147676, -0.221297, -0.517300, -0.820632], [-0.438795, -0.653672, -0.749554, -0.538646],
-    ]  # fmt: skip
+        [0, 0.070329, 0.123939, 0.094210],
+        [0.228407, 0.071555, 0.236967, 0.019337],
+        [0.147676, -0.221297, -0.517300, -0.820632],
+        [-0.438795, -0.653672, -0.749554, -0.538646],
+    ]
     np.testing.assert_allclose(reference.convolve(x, mix[:, 1], base[1]), expected, atol=1e-5)
 
 
@@ -37,20 +41,34 @@ def test_correlator_has_the_published_values() -> None:
     """dflash-family.md 2.10, test vector."""
     e, h, b, c, f, nh = 32, 8, 4, 3, 8, 2
     shapes = {
-        "token_proj.weight": (h, e), "pass_hidden_proj.weight": (h, e), "context_proj.weight": (h, e),
-        "feature_norm.weight": (5,), "feature_norm.bias": (5,), "feature_mlp.up_proj.weight": (h, 5),
-        "feature_mlp.down_proj.weight": (h, h), "slot_embedding": (b - 1, h), "rank_embedding": (c, h),
-        "relative_slot_bias": (nh, 2 * b - 1), "same_slot_bias": (nh,), "factor_input_proj.weight": (h, 3 * h),
-        "out_head.weight": (f, h), "in_head.weight": (f, h), "anchor_out_head.weight": (f, h), "output_norm.weight": (h,),
+        "token_proj.weight": (h, e),
+        "pass_hidden_proj.weight": (h, e),
+        "context_proj.weight": (h, e),
+        "feature_norm.weight": (5,),
+        "feature_norm.bias": (5,),
+        "feature_mlp.up_proj.weight": (h, 5),
+        "feature_mlp.down_proj.weight": (h, h),
+        "slot_embedding": (b - 1, h),
+        "rank_embedding": (c, h),
+        "relative_slot_bias": (nh, 2 * b - 1),
+        "same_slot_bias": (nh,),
+        "factor_input_proj.weight": (h, 3 * h),
+        "out_head.weight": (f, h),
+        "in_head.weight": (f, h),
+        "anchor_out_head.weight": (f, h),
+        "output_norm.weight": (h,),
         "anchor_norm.weight": (h,),
-    }  # fmt: skip
+    }
     for i in range(2):
         shapes |= {
-            f"layers.{i}.attn_norm.weight": (h,), f"layers.{i}.mlp_norm.weight": (h,),
-            f"layers.{i}.attn.in_proj_weight": (3 * h, h), f"layers.{i}.attn.in_proj_bias": (3 * h,),
-            f"layers.{i}.attn.out_proj.weight": (h, h), f"layers.{i}.mlp.up_proj.weight": (2 * h, h),
+            f"layers.{i}.attn_norm.weight": (h,),
+            f"layers.{i}.mlp_norm.weight": (h,),
+            f"layers.{i}.attn.in_proj_weight": (3 * h, h),
+            f"layers.{i}.attn.in_proj_bias": (3 * h,),
+            f"layers.{i}.attn.out_proj.weight": (h, h),
+            f"layers.{i}.mlp.up_proj.weight": (2 * h, h),
             f"layers.{i}.mlp.down_proj.weight": (h, 2 * h),
-        }  # fmt: skip
+        }
     for name in list(shapes):
         if name.endswith(("_proj.weight", "_head.weight")):
             shapes[name.replace(".weight", ".bias")] = shapes[name][:1]
@@ -80,11 +98,15 @@ def test_correlator_has_the_published_values() -> None:
     np.testing.assert_allclose(
         pairs.reshape(-1, 3),
         [
-            [1.164374, 1.168126, 1.157015], [1.166564, 1.170305, 1.159212], [1.170682, 1.174453, 1.163343],
-            [1.148061, 1.144596, 1.126989], [1.144812, 1.141350, 1.123733], [1.144752, 1.141260, 1.123574],
+            [1.164374, 1.168126, 1.157015],
+            [1.166564, 1.170305, 1.159212],
+            [1.170682, 1.174453, 1.163343],
+            [1.148061, 1.144596, 1.126989],
+            [1.144812, 1.141350, 1.123733],
+            [1.144752, 1.141260, 1.123574],
         ],
         atol=2e-5,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.cpu
