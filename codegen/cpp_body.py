@@ -1,8 +1,8 @@
 """C++ statements of one function body.
 
-The author's names survive: a statement ``q = rope(norm(q))`` becomes assignments to one variable ``q``, as a careful ggml
-programmer writes it. A variable is reused when what it held is no longer needed; a temporary that may not
-take the statement's name is ``cur``.
+The author's names survive: a statement ``q = rope(norm(q))`` becomes assignments to one variable ``q``, as a careful
+ggml programmer writes it. A variable is reused when what it held is no longer needed; a temporary that may not take
+the statement's name is ``cur``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,85 @@ from .cpp_expr import Names, attribute, condition, integer, negate
 from .roll import Choice, Rolled, Straight, Variant, roll
 
 RESERVED = frozenset(
-    """alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double else
-    enum explicit export extern false float for friend goto if inline int long mutable namespace new noexcept not nullptr
-    operator or private protected public register return short signed sizeof static struct switch template this throw true
-    try typedef typename union unsigned using virtual void volatile while xor
-    b g m hp ctx layer state il in params tensors""".split()
+    [
+        "alignas",
+        "alignof",
+        "and",
+        "asm",
+        "auto",
+        "bool",
+        "break",
+        "case",
+        "catch",
+        "char",
+        "class",
+        "const",
+        "constexpr",
+        "continue",
+        "default",
+        "delete",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "explicit",
+        "export",
+        "extern",
+        "false",
+        "float",
+        "for",
+        "friend",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "mutable",
+        "namespace",
+        "new",
+        "noexcept",
+        "not",
+        "nullptr",
+        "operator",
+        "or",
+        "private",
+        "protected",
+        "public",
+        "register",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "template",
+        "this",
+        "throw",
+        "true",
+        "try",
+        "typedef",
+        "typename",
+        "union",
+        "unsigned",
+        "using",
+        "virtual",
+        "void",
+        "volatile",
+        "while",
+        "xor",
+        "b",
+        "g",
+        "m",
+        "hp",
+        "ctx",
+        "layer",
+        "state",
+        "il",
+        "in",
+        "params",
+        "tensors",
+    ]
 )
 
 
@@ -305,7 +379,9 @@ class BodyWriter:
                 self.uses.add("states")
                 lines.append(Line("const auto & state = states.layers[layer.il];", indent=1))
         else:
-            lines.append(Line(f"for (int64_t {var} = {start}; {var} < {stop}; ++{var}) {{", comment=_place(rolled.loop)))
+            lines.append(
+                Line(f"for (int64_t {var} = {start}; {var} < {stop}; ++{var}) {{", comment=_place(rolled.loop))
+            )
             body = [*self.counted_guards(rolled), *body]
         lines += [line.shifted() for line in body]
         lines.append(Line("}"))
@@ -321,13 +397,16 @@ class BodyWriter:
         return [condition(q, self.names) if a else negate(condition(q, self.names)) for q, a in taken]
 
     def counted_guards(self, rolled: Rolled) -> list[Line]:
-        """A choice on the counter that was only ever taken one way: the loop may not run on to where it would be the other."""
+        """A choice on the counter that was only ever taken one way: the loop may not run on to where it would be the
+        other."""
         lines = []
         for path, guard in rolled.guards:
             broken = self.path([*path, (guard.question, not guard.answer)])
             lines += [
                 Line(f"if ({' && '.join(broken)}) {{"),
-                Line(f'throw std::runtime_error("this source was generated for {guard} in every iteration");', indent=1),
+                Line(
+                    f'throw std::runtime_error("this source was generated for {guard} in every iteration");', indent=1
+                ),
                 Line("}"),
             ]
         return lines
@@ -339,8 +418,8 @@ class BodyWriter:
         return merge(condition(arms.question, self.names), yes, no)
 
     def variant(self, variant: Variant, carried: dict[str, str], needed: set[int]) -> list[Line]:
-        """One kind of iteration, ending with every carried variable holding its next value. ``needed``: values that every
-        iteration reads, or the code behind the loop."""
+        """One kind of iteration, ending with every carried variable holding its next value. ``needed``: values that
+        every iteration reads, or the code behind the loop."""
         outer, self.scope = self.scope, self.scope.child()
         self.scope.carried |= carried
         k = variant.iteration.index - int(variant.iteration.loop.start)
@@ -361,17 +440,19 @@ class BodyWriter:
                 self.scope.pinned.add(variable)
         self._last = (None, "")
         lines = self.straight(variant.nodes, kept)
-        lines += self.moves({
-            variable: self.ref(after[name])
-            for name, variable in carried.items()
-            if name in after and after[name] is not before.get(name)
-        })
+        lines += self.moves(
+            {
+                variable: self.ref(after[name])
+                for name, variable in carried.items()
+                if name in after and after[name] is not before.get(name)
+            }
+        )
         self.scope = outer
         return lines
 
-
     def moves(self, wanted: dict[str, str]) -> list[Line]:
-        """Assignments that take effect all at once, as those of ``a, b = b, a``: none overwrites what another still reads."""
+        """Assignments that take effect all at once, as those of ``a, b = b, a``: none overwrites what another still
+        reads."""
         pending = {variable: text for variable, text in wanted.items() if text != variable}
         lines = []
         while pending:
@@ -409,7 +490,12 @@ def merge(question: str, yes: list[Line], no: list[Line], python: bool = False) 
             hoisted.append(variable)
     first_part, second_part = ([_without(line, hoisted) for line in part] for part in parts)
     ahead = [Line(f"{{type}}{v} = nullptr;", (v,)) for v in hoisted]
-    return [*yes[:head], *ahead, *_branches(question, first_part, second_part, python), *(_without(line, hoisted) for line in common)]
+    return [
+        *yes[:head],
+        *ahead,
+        *_branches(question, first_part, second_part, python),
+        *(_without(line, hoisted) for line in common),
+    ]
 
 
 def _statements(lines: list[Line]) -> list[list[Line]]:

@@ -1,8 +1,9 @@
 """A traced architecture as one C++ source file.
 
-:func:`emit` writes every block as a static function, every graph as a build function, and the structs that hold what they
-use: hyperparameters, weights, state. The text depends on the choices the trace took, never on sizes: one compiled file
-serves every GGUF that takes the same choices, and the choices (guards) stand at its top and are checked when it loads.
+:func:`emit` writes every block as a static function, every graph as a build function, and the structs that hold what
+they use: hyperparameters, weights, state. The text depends on the choices the trace took, never on sizes: one
+compiled file serves every GGUF that takes the same choices, and the choices (guards) stand at its top and are checked
+when it loads.
 """
 
 from __future__ import annotations
@@ -117,8 +118,12 @@ def _environment() -> Any:
     folder = cache_dir() / "templates"
     folder.mkdir(parents=True, exist_ok=True)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), bytecode_cache=jinja2.FileSystemBytecodeCache(str(folder)), trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True,
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        bytecode_cache=jinja2.FileSystemBytecodeCache(str(folder)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
     )
     environment.tests["search_layer"] = lambda name: "%d" in name
     return environment
@@ -185,10 +190,13 @@ def _block_function(model: BoundModel, block: Block, file: _File) -> Function:
     if shapes:
         comment.append(f"in:  {shapes}")
     if body.results:
-        comment.append("out: " + ", ".join(
-            (f"{n} " if len(results) > 1 else "") + _shape(r)
-            for n, r in zip(body.result_names, body.results, strict=True)
-        ))
+        comment.append(
+            "out: "
+            + ", ".join(
+                (f"{n} " if len(results) > 1 else "") + _shape(r)
+                for n, r in zip(body.result_names, body.results, strict=True)
+            )
+        )
     return Function(block.name, returns, [*head, *args], comment, _prologue(writer, lines), [x.render() for x in lines])
 
 
@@ -278,9 +286,8 @@ def _guard(model: BoundModel, guard: Guard, file: _File) -> None:
             asked = _gguf_name(model, question.name.removeprefix(PRESENT))
             _note(file.present if guard.answer else file.absent, ("", asked))
             return
-        else:
-            name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
-            entry = (f'params.get_i64("{name}") == {int(guard.answer)}', f"{name} is {str(guard.answer).lower()}")
+        name = f"{'opt.' if question.scope is Scope.OPTION else ''}{question.name}"
+        entry = (f'params.get_i64("{name}") == {int(guard.answer)}', f"{name} is {str(guard.answer).lower()}")
     elif isinstance(question, Matches):
         name = f"{question.choice.name}={question.text}"
         entry = (f'params.get_i64("{name}") == {int(guard.answer)}', str(guard))
@@ -317,18 +324,28 @@ def guard_params(graphs: Iterable[Graph]) -> dict[str, int]:
 
 
 def _template_context(
-    model: BoundModel, graphs: Mapping[str, Graph], file: _File, structs: list[dict[str, Any]],
-    functions: list[Function], builders: list[Function],
+    model: BoundModel,
+    graphs: Mapping[str, Graph],
+    file: _File,
+    structs: list[dict[str, Any]],
+    functions: list[Function],
+    builders: list[Function],
 ) -> dict[str, Any]:
     names = file.names
     used = [g for g in groups(model.cls) if g.name == "layers" or g.name in file.layer_weights]
     spans = {g.name: (integer(lift(g.first), names), integer(lift(g.count), names)) for g in used}
     hparams = [
         Field("float" if is_float else "int64_t", n, source=f'params.get_{"f32" if is_float else "i64"}("{n}")')
-        for n, is_float in sorted(names.hparams.items()) if not n.startswith(PRESENT)
+        for n, is_float in sorted(names.hparams.items())
+        if not n.startswith(PRESENT)
     ]
     layer_fields = [
-        Field(kind, n, source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", i)' + (" != 0" if kind == "bool" else ""))
+        Field(
+            kind,
+            n,
+            source=f'params.get_{"f32" if kind == "float" else "i64"}("layer.{n}", i)'
+            + (" != 0" if kind == "bool" else ""),
+        )
         for n, kind in sorted(names.layer_values.items())
     ]
     return {
@@ -355,10 +372,12 @@ def _template_context(
         "absent": [asked for name, asked in file.absent if not name],
         "hparams": _aligned(hparams),
         "model_weights": _aligned([_weight_field(f, v, None) for f, v in file.model_weights.items()]),
-        "layer_state": _aligned([
-            Field("ggml_tensor *", f.replace(".", "_"), _shape(v), f'tensors.state("{f}", il)')
-            for f, v in file.layer_state.items()
-        ]),
+        "layer_state": _aligned(
+            [
+                Field("ggml_tensor *", f.replace(".", "_"), _shape(v), f'tensors.state("{f}", il)')
+                for f, v in file.layer_state.items()
+            ]
+        ),
         "dims": sorted(names.dims),
         "includes": sorted(_includes(functions + builders) | {"memory", "stdexcept", "string", "vector"}),
         "structs": structs,
@@ -392,7 +411,14 @@ def _aligned(fields: list[Field]) -> list[Field]:
     return fields
 
 
-_HEADERS = {"std::array": "array", "std::min": "algorithm", "std::max": "algorithm", "sqrtf(": "cmath", "logf(": "cmath", "INFINITY": "cmath"}
+_HEADERS = {
+    "std::array": "array",
+    "std::min": "algorithm",
+    "std::max": "algorithm",
+    "sqrtf(": "cmath",
+    "logf(": "cmath",
+    "INFINITY": "cmath",
+}
 
 
 def _includes(functions: Iterable[Function]) -> set[str]:

@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
+
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import BackendError
-from numpy.typing import NDArray
 
 from .runtime_lib import runtime
 
@@ -137,7 +138,9 @@ class Backends(_Handle):
     def __init__(self, devices: Sequence[str] = (), n_threads: int = 0) -> None:
         _, lib = runtime()
         if not 0 <= n_threads < 2**31:
-            raise BackendError(f"{n_threads} threads: expected 0 (as many as there are physical cores) or more, within 31 bits")
+            raise BackendError(
+                f"{n_threads} threads: expected 0 (as many as there are physical cores) or more, within 31 bits"
+            )
         pointer = lib.ds_backends_new(_strings(devices), len(devices), n_threads)
         super().__init__(pointer, lib.ds_backends_free)
 
@@ -397,12 +400,7 @@ class NativeContext(_Handle):
         """Return a copy of a state tensor in NumPy order."""
         desc = self._state_desc(name, il)
         array = _empty(name, desc.type.id, _padded(desc.ne), len(desc.ne))
-        if (
-            self._lib.ds_state_get(
-                self.handle, _c_string(name), il, self._ffi.from_buffer(array), array.nbytes
-            )
-            != 0
-        ):
+        if self._lib.ds_state_get(self.handle, _c_string(name), il, self._ffi.from_buffer(array), array.nbytes) != 0:
             raise _error()
         return array
 

@@ -1,7 +1,7 @@
 """Passes: what is done to a traced graph before it is printed, interpreted or emitted.
 
-Each pass has a name, changes bodies in place, and is followed by verification. A block's body and the bodies of its calls have the
-same structure and are changed alike.
+Each pass has a name, changes bodies in place, and is followed by verification. A block's body and the bodies of its
+calls have the same structure and are changed alike.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def fold_reshapes(body: Body) -> None:
 
 
 def drop_dead(body: Body) -> None:
-    """Nodes that no result, write to state or tap depends on. What one iteration of a loop keeps, the others keep, so that they stay alike."""
+    """Nodes that no result, write to state or tap depends on. What one iteration of a loop keeps, the others keep, so
+    that they stay alike."""
     shared: set[object] = set()
     while True:
         needed = {id(v) for v in body.results}
@@ -73,8 +74,8 @@ PASSES: dict[str, Pass] = {"fold_reshapes": fold_reshapes, "drop_dead": drop_dea
 
 
 def run_passes(graph: Graph, observe: Observer | None = None) -> None:
-    """Run every pass over a graph and the blocks it calls; ``observe(name, graph)`` sees the graph after each. A value of the model must be
-    bound: verification compares shapes."""
+    """Run every pass over a graph and the blocks it calls; ``observe(name, graph)`` sees the graph after each. A
+    value of the model must be bound: verification compares shapes."""
     for number, (name, change) in enumerate(PASSES.items()):
         for body in _bodies(graph.body):
             if body.n_passes == number:  # a block may have come from a graph that is further

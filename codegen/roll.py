@@ -1,9 +1,9 @@
 """Rolling traced iterations back into a loop.
 
 A Python loop over layers is traced once per iteration. Here its iterations are compared: those with the same text are
-of one kind, the choices they recorded say when each kind applies, and the author's local variables say what
-is carried from one iteration to the next. The result still names one iteration's nodes per kind, so that text and C++ are
-printed from the same structure.
+of one kind, the choices they recorded say when each kind applies, and the author's local variables say what is
+carried from one iteration to the next. The result still names one iteration's nodes per kind, so that text and C++
+are printed from the same structure.
 """
 
 from __future__ import annotations
@@ -111,16 +111,15 @@ def _roll_loop(body: Body, loop: Loop, nodes: list[Node]) -> Rolled:
             carried[name] = loop.snapshots[0].get(name)
     for value in after:
         if value.node is not None and id(value.node) in inside and not any(last.get(n) is value for n in carried):
-            raise GraphError(
-                f"{value!r} is used behind the loop but no local variable holds it when the loop ends"
-            )
+            raise GraphError(f"{value!r} is used behind the loop but no local variable holds it when the loop ends")
     rolled = Rolled(loop, kinds[0], carried)
     rolled.arms = _decide(loop, kinds, list(range(len(loop.iterations))), 0, [], rolled.guards)
     return rolled
 
 
 def _behind(loop: Loop, changing: list[str], read: set[str], after: list[Value]) -> set[str]:
-    """One variable for each value that is used behind the loop: one that the loop reads anyway, else one that existed before it."""
+    """One variable for each value that is used behind the loop: one that the loop reads anyway, else one that existed
+    before it."""
     last, first = loop.snapshots[-1], loop.snapshots[0]
     chosen: set[str] = set()
     for value in after:
@@ -150,8 +149,8 @@ def _changing(loop: Loop) -> list[str]:
 
 
 def _structure(nodes: list[Node], held: set[int]) -> tuple[str, list[Value]]:
-    """Canonical text of an iteration without the names of outer values, and these values in the order of their uses. ``held``:
-    what the author's changing variables hold; a host input counts as an outer value only there."""
+    """Canonical text of an iteration without the names of outer values, and these values in the order of their uses.
+    ``held``: what the author's changing variables hold; a host input counts as an outer value only there."""
     names: dict[int, str] = {}
     outer: list[Value] = []
     made = {id(r) for node in nodes for r in node.results}
@@ -183,8 +182,8 @@ def _name_reads(
         first = outer[members[0]][slot]
         if not moving and any(outer[k][slot] is not first for k in members):
             raise GraphError(
-                f"a loop reads {first!r}, which changes from one iteration to the next but is in no local variable when an "
-                "iteration begins: give it a name"
+                f"a loop reads {first!r}, which changes from one iteration to the next but is in no local variable "
+                "when an iteration begins: give it a name"
             )
         chosen.append(moving[0] if moving else None)
 
@@ -193,7 +192,9 @@ def _name_reads(
         return {(id(value), name) for value, name in zip(outer[k], chosen, strict=True)}
 
     k = max(members, key=lambda k: (len({value for value, _ in reads(k)}) - len(reads(k)), -k))
-    variant = Variant(loop.iterations[k], per_iteration[k], {value: name for value, name in reads(k) if name is not None})
+    variant = Variant(
+        loop.iterations[k], per_iteration[k], {value: name for value, name in reads(k) if name is not None}
+    )
     return dict.fromkeys(members, variant)
 
 
@@ -211,7 +212,8 @@ def _decide(
         variants = {id(kinds[k]) for k in members}
         if len(variants) > 1:
             raise GraphError(
-                f"iterations {members} of the loop over {loop.var} differ, but no choice that the author's code made tells them apart"
+                f"iterations {members} of the loop over {loop.var} differ, but no choice that the "
+                "author's code made tells them apart"
             )
         return kinds[members[0]]
     question = facts[0][depth].question

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,8 +14,8 @@ from draftsmith.dsl.errors import RequestError
 
 @dataclass
 class Batch:
-    """``tokens`` or ``features`` (one row a token), never both; ``pos`` and ``seq`` of each row. ``block_rows``: host inputs with one row
-    for each block of the batch, by name."""
+    """``tokens`` or ``features`` (one row a token), never both; ``pos`` and ``seq`` of each row. ``block_rows``: host
+    inputs with one row for each block of the batch, by name."""
 
     pos: NDArray[np.int32]
     seq: NDArray[np.int32]
@@ -29,7 +30,9 @@ class Batch:
         rows = self.tokens if self.tokens is not None else self.features
         assert rows is not None
         if len(rows) != n or len(self.seq) != n:
-            raise RequestError(f"a batch of {len(rows)} rows needs as many positions and sequence ids, found {n} and {len(self.seq)}")
+            raise RequestError(
+                f"a batch of {len(rows)} rows needs as many positions and sequence ids, found {n} and {len(self.seq)}"
+            )
         if n == 0:
             raise RequestError("an empty batch")
         if self.pos.min() < 0 or self.seq.min() < 0:
@@ -58,7 +61,9 @@ class Batch:
         return cls(
             np.concatenate([p.pos for p in parts]),
             np.concatenate([p.seq for p in parts]),
-            tokens=np.concatenate([p.tokens for p in parts if p.tokens is not None]) if parts[0].tokens is not None else None,
+            tokens=np.concatenate([p.tokens for p in parts if p.tokens is not None])
+            if parts[0].tokens is not None
+            else None,
             features=np.concatenate([p.features for p in parts if p.features is not None])
             if parts[0].features is not None
             else None,
@@ -71,7 +76,7 @@ class Batch:
         """First row and length of each run of consecutive positions of one sequence."""
         breaks = (self.seq[1:] != self.seq[:-1]) | (self.pos[1:] != self.pos[:-1] + 1)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(self)]
-        return [(a, b - a) for a, b in zip(starts, starts[1:], strict=False)]
+        return [(a, b - a) for a, b in pairwise(starts)]
 
     def part(self, start: int, stop: int) -> Batch:
         """Rows ``start`` to ``stop - 1``."""

@@ -1,7 +1,8 @@
 """Which cell of a cache holds which token.
 
 A cache is a set of cells (rows of the K and V tensors). Each holds the token of one sequence at one position, or
-nothing. Several sequences share one set of cells; the mask keeps them apart, so blocks of any length may stand in one batch.
+nothing. Several sequences share one set of cells; the mask keeps them apart, so blocks of any length may stand in one
+batch.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def padded(n: int) -> int:
 
 
 class Cells:
-    """``size`` cells; with ``window``, a sliding one: a cell whose token no later query of its sequence can see may be reused, also
-    when up to ``slack`` of the newest tokens are removed again (drafts that are not accepted)."""
+    """``size`` cells; with ``window``, a sliding one: a cell whose token no later query of its sequence can see may
+    be reused, also when up to ``slack`` of the newest tokens are removed again (drafts that are not accepted)."""
 
     def __init__(self, size: int, window: int | None = None, slack: int = 0) -> None:
         self.size = padded(size)

@@ -1,7 +1,7 @@
 """Native against NumPy, node by node.
 
-The same batch goes through the compiled graph and through the interpreter; every named value is compared in the order in
-which it is computed, so the first that differs is where a fault was made, not where it shows.
+The same batch goes through the compiled graph and through the interpreter; every named value is compared in the order
+in which it is computed, so the first that differs is where a fault was made, not where it shows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .model import Model, prepare_graph
 
 @dataclass(frozen=True)
 class Comparison:
-    """One named value. ``nmse``: squared differences over squares of the NumPy value; ``worst``: index of the largest difference
-    with both values there; ``where``: the author's line."""
+    """One named value. ``nmse``: squared differences over squares of the NumPy value; ``worst``: index of the largest
+    difference with both values there; ``where``: the author's line."""
 
     graph: str
     name: str
@@ -44,8 +44,8 @@ class Comparison:
 
 
 def default_tolerance(model: Model, context: Context) -> float:
-    """NMSE that rounding explains: exact types leave float noise, f16 its 11 bits, quantised dot products (which round the
-    activations too, as the interpreter does not) a few percent."""
+    """NMSE that rounding explains: exact types leave float noise, f16 its 11 bits, quantised dot products (which
+    round the activations too, as the interpreter does not) a few percent."""
     kinds = {info.type for info in model.file.tensors.values()} | {context.options.type_k, context.options.type_v}
     if model.target is not None:
         kinds |= {model.target.file.tensors[n].type for n in context.bound.borrowed().values()}
@@ -120,9 +120,17 @@ class Checker:
         worst = np.unravel_index(int(np.argmax(difference)), difference.shape) if difference.size else ()
         position = named.node.position
         return Comparison(
-            graph, named.name, named.node.describe(), a.shape, nmse if np.isfinite(nmse) else float("inf"),
-            float(difference.max(initial=0.0)), tuple(int(i) for i in worst), float(x[worst]) if x.size else 0.0,
-            float(y[worst]) if y.size else 0.0, position.short if position else "", self.tolerance,
+            graph,
+            named.name,
+            named.node.describe(),
+            a.shape,
+            nmse if np.isfinite(nmse) else float("inf"),
+            float(difference.max(initial=0.0)),
+            tuple(int(i) for i in worst),
+            float(x[worst]) if x.size else 0.0,
+            float(y[worst]) if y.size else 0.0,
+            position.short if position else "",
+            self.tolerance,
         )
 
 
@@ -152,9 +160,11 @@ def _chosen(named: Named, theirs: NDArray[np.floating]) -> tuple[NDArray[np.floa
     return picked[0], picked[1]
 
 
-def check_model(context: Context, n_tokens: int = 9, seed: int = 0, tolerance: float | None = None) -> Iterator[Comparison]:
-    """Check every graph of a model on random input: graphs that take features are fed first, then those that take tokens,
-    twice, so that the second batch reads what the first stored."""
+def check_model(
+    context: Context, n_tokens: int = 9, seed: int = 0, tolerance: float | None = None
+) -> Iterator[Comparison]:
+    """Check every graph of a model on random input: graphs that take features are fed first, then those that take
+    tokens, twice, so that the second batch reads what the first stored."""
     checker = Checker(context, tolerance)
     rng = np.random.default_rng(seed)
     by_features = [n for n, g in context.graphs.items() if "features" in g.feeds]

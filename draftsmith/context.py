@@ -28,7 +28,8 @@ KV_TYPES = tuple(GGMLType[n] for n in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5
 """Cache types that llama.cpp offers too."""
 
 ROLLBACK = 64
-"""How many of its newest tokens a sequence may lose again with the windows of sliding caches still whole: more than a block."""
+"""How many of its newest tokens a sequence may lose again with the windows of sliding caches still whole: more than a
+block."""
 
 Array = NDArray[Any]
 
@@ -37,8 +38,8 @@ Array = NDArray[Any]
 class ContextOptions:
     """Settings of a context, named as llama.cpp names them.
 
-    ``n_ctx``: tokens of all sequences together; 0: what the model was trained for. ``n_ubatch``: rows of one run. ``n_seq_max``: sequence
-    ids go from 0 to this minus 1.
+    ``n_ctx``: tokens of all sequences together; 0: what the model was trained for. ``n_ubatch``: rows of one run.
+    ``n_seq_max``: sequence ids go from 0 to this minus 1.
     """
 
     n_ctx: int = 0
@@ -134,7 +135,8 @@ class Context:
             for cache in self.caches.values():
                 for il in cache.layers:
                     for part, width, dtype in (
-                        ("k", cache.spec.k, self.options.type_k), ("v", cache.spec.v, self.options.type_v)
+                        ("k", cache.spec.k, self.options.type_k),
+                        ("v", cache.spec.v, self.options.type_v),
                     ):
                         descs.append(StateDesc(f"{cache.spec.name}.{part}", dtype, (int(width), cache.cells.size), il))
         return descs
@@ -153,13 +155,19 @@ class Context:
     ) -> dict[str, Array]:
         """Run one graph over at most ``n_ubatch`` rows and return the wanted outputs, first axis = row.
 
-        ``rows``: which rows go behind the last layer (all). Taps come back under ``name.il`` with every row. On any error the
-        caches are as before.
+        ``rows``: which rows go behind the last layer (all). Taps come back under ``name.il`` with every row. On any
+        error the caches are as before.
         """
         prepared = self.prepare(graph, batch, rows, causal)
         try:
             self.native.run(
-                graph, prepared.dims, prepared.inputs, outputs, taps, trace, max_nodes=self.node_limit(graph, prepared.dims)
+                graph,
+                prepared.dims,
+                prepared.inputs,
+                outputs,
+                taps,
+                trace,
+                max_nodes=self.node_limit(graph, prepared.dims),
             )
         except BaseException:
             self._release(prepared.placed)
@@ -171,9 +179,9 @@ class Context:
     def run_blocks(
         self, graph: str, batch: Batch, outputs: Sequence[str] = (), *, first_row: int = 0, causal: bool = False
     ) -> dict[str, Array]:
-        """Run a graph over whole blocks, in as many runs as it takes: a run holds blocks of one length, at most ``n_ubatch`` rows,
-        and never part of a block (DFlash specification, SL-4). Results are in the order of the batch. ``first_row``: where the graph selects
-        rows, those of each block before this one are not wanted."""
+        """Run a graph over whole blocks, in as many runs as it takes: a run holds blocks of one length, at most
+        ``n_ubatch`` rows, and never part of a block (DFlash specification, SL-4). Results are in the order of the
+        batch. ``first_row``: where the graph selects rows, those of each block before this one are not wanted."""
         blocks = batch.blocks()
         results: list[dict[str, Array]] = []
         at = 0
@@ -186,14 +194,18 @@ class Context:
                 n += 1
             part = batch.part(first, first + n * length)
             part.block_rows = {name: rows[at : at + n] for name, rows in batch.block_rows.items()}
-            rows = np.arange(n * length, dtype=np.int32).reshape(n, length)[:, first_row:].reshape(-1) if first_row else None
+            rows = (
+                np.arange(n * length, dtype=np.int32).reshape(n, length)[:, first_row:].reshape(-1)
+                if first_row
+                else None
+            )
             results.append(self.run(graph, part, outputs, rows=rows, causal=causal))
             at += n
         return {name: np.concatenate([r[name] for r in results]) for name in outputs}
 
     def node_limit(self, graph: str, dims: Mapping[str, int]) -> int:
-        """An upper bound of the nodes that ggml will see. A loop over the rows of a block grows with its length, so a graph that counts
-        blocks is traced once for each length."""
+        """An upper bound of the nodes that ggml will see. A loop over the rows of a block grows with its length, so a
+        graph that counts blocks is traced once for each length."""
         n_block = dims["n_tokens"] // dims["n_blocks"] if graph in self._blocked else 0
         if (graph, n_block) not in self._node_limits:
             traced = prepare_graph(self.bound, graph, dims) if n_block else self.graphs[graph]
@@ -236,7 +248,13 @@ class Context:
         return dims, inputs
 
     def _feed(
-        self, name: str, value: Value, batch: Batch, rows: NDArray[np.int32], placed: Mapping[str, NDArray[np.int64]], causal: bool
+        self,
+        name: str,
+        value: Value,
+        batch: Batch,
+        rows: NDArray[np.int32],
+        placed: Mapping[str, NDArray[np.int64]],
+        causal: bool,
     ) -> Array:
         """The array of one host input."""
         declared = self.bound.feeds.get(name)
@@ -357,7 +375,9 @@ def _count_blocks(batch: Batch, name: str) -> int:
     blocks = batch.blocks()
     lengths = {length for _, length in blocks}
     if len(lengths) > 1:
-        raise RequestError(f"{name} takes blocks of one length in a run, found lengths {', '.join(map(str, sorted(lengths)))}")
+        raise RequestError(
+            f"{name} takes blocks of one length in a run, found lengths {', '.join(map(str, sorted(lengths)))}"
+        )
     if len({int(batch.seq[first]) for first, _ in blocks}) < len(blocks):
         raise RequestError(f"{name} takes one block a sequence in a run")
     return len(blocks)
@@ -371,18 +391,24 @@ def _check_options(options: ContextOptions) -> None:
         raise RequestError(f"n_ctx = {options.n_ctx} is beyond the limit of {1 << 24}")
     for name in ("type_k", "type_v"):
         if getattr(options, name) not in KV_TYPES:
-            raise RequestError(f"a cache cannot be of type {getattr(options, name).name}; known: {', '.join(t.name for t in KV_TYPES)}")
+            raise RequestError(
+                f"a cache cannot be of type {getattr(options, name).name}; known: {', '.join(t.name for t in KV_TYPES)}"
+            )
 
 
 def _check_cache_types(bound: BoundModel) -> None:
     """A row of a cache, and of each head in it, must be whole blocks of the cache's type."""
     for spec in state_specs(bound):
         with bound.binding({}):
-            for width, head, dtype in ((spec.k, spec.head_k, bound.options.type_k), (spec.v, spec.head_v, bound.options.type_v)):
+            for width, head, dtype in (
+                (spec.k, spec.head_k, bound.options.type_k),
+                (spec.v, spec.head_v, bound.options.type_v),
+            ):
                 for n in (int(width), int(head) if head is not None else int(width)):
                     if n % dtype.block_size:
                         raise RequestError(
-                            f"cache type {dtype.name} stores blocks of {dtype.block_size} elements, which do not divide this model's "
+                            f"cache type {dtype.name} stores blocks of {dtype.block_size} elements, which do not "
+                            "divide this model's "
                             f"head size {n}"
                         )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.codegen.passes import Observer, run_passes
 from draftsmith.codegen.native import Backends, Usage, WeightDesc, Weights
+from draftsmith.codegen.passes import Observer, run_passes
 from draftsmith.dsl.arch import Architecture, trace_graph
 from draftsmith.dsl.bind import BoundModel, Options, bind, check_readers
 from draftsmith.dsl.errors import WeightError
@@ -38,10 +38,8 @@ def sample_dims(model: BoundModel) -> dict[str, int]:
     return dims
 
 
-def prepare_graph(
-    model: BoundModel, name: str, dims: Mapping[str, int], observe: Observer | None = None
-) -> Graph:
-    """One graph: traced, verified, and taken through the passes; ``observe`` sees it after each, first after "trace"."""
+def prepare_graph(model: BoundModel, name: str, dims: Mapping[str, int], observe: Observer | None = None) -> Graph:
+    """One graph: traced, verified, and taken through the passes; ``observe`` sees it after "trace" and after each."""
     graph = trace_graph(model, name, dims)
     with model.binding(dims):
         verify(graph)
@@ -100,7 +98,8 @@ class Model:
         bound = bind(architecture, file, target=target.bound() if target else None)
         if bound.needs_target and target is None:
             raise WeightError(
-                f"{file.path}: {bound.name} has no embeddings or head of its own and needs a target (--model) to lend them"
+                f"{file.path}: {bound.name} has no embeddings or head of its own and needs a target "
+                "(--model) to lend them"
             )
         traced = Traced(bound, trace_all(bound))
         usage = weight_usage(traced.graphs)

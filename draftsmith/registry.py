@@ -78,7 +78,7 @@ def for_file(file: ModelFile) -> type[Architecture]:
         alike = [n for n, c in known.items() if c.gguf_arch == announced.value]
         if alike:
             raise MetadataError(
-                f"{file.path}: a variant of {announced.value!r} that is not known (its tensors fit none of {', '.join(alike)})"
+                f"{file.path}: a variant of {announced.value!r} that is not known (it fits none of {', '.join(alike)})"
             )
         names = sorted({c.gguf_arch for c in known.values()})
         raise MetadataError(f"{file.path}: unknown architecture {announced.value!r}; known: {', '.join(names)}")
@@ -90,5 +90,8 @@ def _declared_in(module: ModuleType) -> dict[str, type[Architecture]]:
     return {
         item.variant: item
         for item in vars(module).values()
-        if isinstance(item, type) and issubclass(item, Architecture) and item.__module__ == module.__name__ and item.variant
+        if isinstance(item, type)
+        and issubclass(item, Architecture)
+        and item.__module__ == module.__name__
+        and item.variant
     }

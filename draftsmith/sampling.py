@@ -1,11 +1,12 @@
 """Stochastic sampling, and acceptance that keeps the target's distribution.
 
-A :class:`Sampler` turns logits into a distribution as llama.cpp's chain does: top-k, top-p, min-p, then temperature. Drafts are accepted in
-one of two ways (DFlash specification, SL-11, SL-12), both of which emit exactly what plain sampling from the target would:
+A :class:`Sampler` turns logits into a distribution as llama.cpp's chain does: top-k, top-p, min-p, then temperature.
+Drafts are accepted in one of two ways (DFlash specification, SL-11, SL-12), both of which emit exactly what plain
+sampling from the target would:
 
 * *match*: draw the target's token of each row; go on while it equals the draft. Right for any drafts.
-* *reject*: accept a draft d with probability min(1, p(d)/q(d)), else draw from what p has beyond q. Needs the distribution q that each
-  draft was really drawn from, and accepts more of them.
+* *reject*: accept a draft d with probability min(1, p(d)/q(d)), else draw from what p has beyond q. Needs the
+distribution q that each draft was really drawn from, and accepts more of them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ ACCEPTANCE = ("match", "reject")
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Named as in llama.cpp. ``temperature`` 0: greedy, the rest is then without effect. ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 switch a step off.
-    ``acceptance``: "match" or "reject"."""
+    """Named as in llama.cpp. ``temperature`` 0: greedy, the rest is then without effect. ``top_k`` 0, ``top_p`` 1,
+    ``min_p`` 0 switch a step off. ``acceptance``: "match" or "reject"."""
 
     temperature: float = 0.0
     top_k: int = 40
@@ -56,7 +57,8 @@ class SamplingOptions:
             return "temperature 0 (greedy)"
         seed = "random" if self.seed is None else self.seed
         return (
-            f"temperature {self.temperature:g}, top_k {self.top_k}, top_p {self.top_p:g}, min_p {self.min_p:g}, seed {seed}, "
+            f"temperature {self.temperature:g}, top_k {self.top_k}, top_p {self.top_p:g}, min_p {self.min_p:g}, "
+            f"seed {seed}, "
             f"acceptance by {self.acceptance}"
         )
 
@@ -75,7 +77,8 @@ class Distribution:
 
 @dataclass
 class Sampler:
-    """Distributions and draws. Every sequence draws from a stream of its own, so that its text depends on the seed alone."""
+    """Distributions and draws. Every sequence draws from a stream of its own, so that its text depends on the seed
+    alone."""
 
     options: SamplingOptions
     _streams: dict[int, np.random.Generator] = field(default_factory=dict)
@@ -112,15 +115,13 @@ class Sampler:
         return int(distribution.ids[pick(distribution.p, self.stream(seq))])
 
     def accept(self, rows: NDArray[np.floating], drafts: Sequence[Draft], seq: int) -> tuple[int, list[int]]:
-        """How many drafts hold and the tokens to emit: the accepted ones and one more. ``rows``: the target's logits, one row for each draft
-        and one behind."""
+        """How many drafts hold and the tokens to emit: the accepted ones and one more. ``rows``: the target's logits,
+        one row for each draft and one behind."""
         by = _by_rejection if self.options.acceptance == "reject" else _by_match
         return by([self.distribution(row) for row in rows], drafts, self.stream(seq))
 
 
-def _by_match(
-    p: Sequence[Distribution], drafts: Sequence[Draft], rng: np.random.Generator
-) -> tuple[int, list[int]]:
+def _by_match(p: Sequence[Distribution], drafts: Sequence[Draft], rng: np.random.Generator) -> tuple[int, list[int]]:
     tokens: list[int] = []
     for i, target in enumerate(p):
         token = int(target.ids[pick(target.p, rng)])
@@ -141,10 +142,12 @@ def _by_rejection(
         if rng.random() * q < target.of(draft.token):
             tokens.append(draft.token)
             continue
-        rest = np.array([
-            max(0.0, pi - ((1.0 if token == draft.token else 0.0) if proposal is None else proposal.of(int(token))))
-            for token, pi in zip(target.ids, target.p, strict=True)
-        ])
+        rest = np.array(
+            [
+                max(0.0, pi - ((1.0 if token == draft.token else 0.0) if proposal is None else proposal.of(int(token))))
+                for token, pi in zip(target.ids, target.p, strict=True)
+            ]
+        )
         # p and q equal to rounding: nothing is left beyond q, any draw from p is right
         weights = rest / rest.sum() if rest.sum() > 0 else target.p
         return len(tokens), [*tokens, int(target.ids[pick(weights, rng)])]

@@ -109,12 +109,17 @@ class Session:
         self.draft_model: Model | None = None
         self.pairing: Pairing | None = None
         if draft is not None:
-            self.draft_model = draft if isinstance(draft, Model) else Model.load(
-                draft, self.model.backends, self.model, use_mmap, progress
+            self.draft_model = (
+                draft
+                if isinstance(draft, Model)
+                else Model.load(draft, self.model.backends, self.model, use_mmap, progress)
             )
             self.pairing = pair(self.model, self.draft_model)
         elif self.model.cls.contract is not None:
-            raise ContractError(f"{self.model.path}: {self.model.cls.variant} is a drafter; give it a target (--model TARGET --draft FILE)")
+            raise ContractError(
+                f"{self.model.path}: {self.model.cls.variant} is a drafter; give it a target "
+                "(--model TARGET --draft FILE)"
+            )
         self._tokenizer: Tokenizer | None = None
         tap_last = self.pairing is not None and self.model.bound().n_layer in self.pairing.layers
         self.target = Context(self.model, replace(options, tap_last=tap_last))
@@ -163,7 +168,9 @@ class Session:
             raise RequestError(f"n_predict must be positive, found {n_predict}")
         n_ctx = self.target.options.n_ctx
         if len(prompt) + 1 > n_ctx:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, the context {n_ctx} (raise --ctx or shorten the prompt)")
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, the context {n_ctx} (raise --ctx or shorten the prompt)"
+            )
         self.clear()
         loop = self.speculator()
         report = self.report = Report(
@@ -195,7 +202,13 @@ class Session:
     def _conditions(self, loop: Speculator, prompt_kind: str) -> Conditions:
         draft = self.draft_model.title if self.draft_model is not None else None
         return Conditions(
-            self.model.title, draft, prompt_kind, str(self.sampling), n_max=loop.n_max, n_min=loop.n_min, p_min=loop.p_min
+            self.model.title,
+            draft,
+            prompt_kind,
+            str(self.sampling),
+            n_max=loop.n_max,
+            n_min=loop.n_min,
+            p_min=loop.p_min,
         )
 
     def _begin(self, loop: Speculator, prompt: Sequence[int], from_prompt: bool) -> tuple[Sequence_, list[int]]:

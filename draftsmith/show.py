@@ -36,7 +36,9 @@ def render(model: BoundModel, graphs: Mapping[str, Graph]) -> str:
         for graph in graphs.values():
             head = ", ".join(_typed(v) for v in graph.feeds.values())
             place = f"    # {graph.position.short}" if graph.position else ""
-            parts.append(f"graph {graph.name}({head}){_arrow(graph.body)}{place}\n" + _Printer(graph.body, graph.loops).text())
+            parts.append(
+                f"graph {graph.name}({head}){_arrow(graph.body)}{place}\n" + _Printer(graph.body, graph.loops).text()
+            )
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,7 +115,9 @@ class _Printer:
             result = node.results[0]
             label = self.labels.get(id(node))
             inner = label is None and self.uses.get(id(result), 0) == 1 and id(result) not in self.kept
-            if (inner and following is not None and any(v is result for v in following.inputs)) or (label is None and id(result) in self.kept and following is None):
+            if (inner and following is not None and any(v is result for v in following.inputs)) or (
+                label is None and id(result) in self.kept and following is None
+            ):
                 self.names[id(result)] = text
             elif isinstance(node, Apply) and not node.op.has_result:
                 lines.append(Line(text, comment=place))

@@ -1,8 +1,9 @@
 """Speculative decoding: draft a block, verify it in one pass, inject what was computed, keep what matches.
 
-One round (DFlash specification, OV-9): the drafter fills a block behind the last token; the target decodes that token and the drafts in one
-batch; its hidden states of all these rows go into the drafter's cache; rows behind the accepted drafts are removed from both
-caches. Every emitted token is the target's own choice, so text never depends on the drafter.
+One round (DFlash specification, OV-9): the drafter fills a block behind the last token; the target decodes that token
+and the drafts in one batch; its hidden states of all these rows go into the drafter's cache; rows behind the accepted
+drafts are removed from both caches. Every emitted token is the target's own choice, so text never depends on the
+drafter.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Round:
 
 @dataclass
 class Sequence_:
-    """One sequence in progress: ``n_past`` tokens are in the target's cache, ``last`` is decided but not yet decoded."""
+    """One sequence in progress: ``n_past`` tokens are in the target's cache, ``last`` is decided, not yet decoded."""
 
     id: int
     n_past: int
@@ -88,8 +89,14 @@ class Speculator:
     """The loop over a target context and, optionally, a drafter context."""
 
     def __init__(
-        self, target: Context, draft: Context | None = None, pairing: Pairing | None = None, n_max: int | None = None,
-        n_min: int = 0, p_min: float = 0.0, sampling: SamplingOptions | None = None,
+        self,
+        target: Context,
+        draft: Context | None = None,
+        pairing: Pairing | None = None,
+        n_max: int | None = None,
+        n_min: int = 0,
+        p_min: float = 0.0,
+        sampling: SamplingOptions | None = None,
     ) -> None:
         self.sampler = None if sampling is None or sampling.greedy else Sampler(sampling)
         self._decides = "argmax" if self.sampler is None else "logits"
@@ -113,7 +120,8 @@ class Speculator:
             rows = pairing.block_tokens(self.n_max)
             if self.n_max > 0 and draft is not None and rows > draft.options.n_ubatch:
                 raise RequestError(
-                    f"a draft of {self.n_max} tokens takes a block of {rows} rows, more than n_ubatch = {draft.options.n_ubatch}"
+                    f"a draft of {self.n_max} tokens takes a block of {rows} rows, more than "
+                    f"n_ubatch = {draft.options.n_ubatch}"
                 )
         self._taps = pairing.taps if pairing is not None else ()
         self._carried: dict[int, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
@@ -163,7 +171,8 @@ class Speculator:
             pos, kept = self._carried.get(int(seq), (batch.pos[:0], rows[:0]))
             enough = 2 * (self.n_max + 1)
             self._carried[int(seq)] = (
-                np.concatenate([pos, batch.pos[mine]])[-enough:], np.concatenate([kept, rows[mine]])[-enough:]
+                np.concatenate([pos, batch.pos[mine]])[-enough:],
+                np.concatenate([kept, rows[mine]])[-enough:],
             )
 
     def _carried_row(self, s: Sequence_, width: int) -> NDArray[np.float32]:
@@ -241,10 +250,12 @@ class Speculator:
         """
         start = time.perf_counter()
         proposals = [[d if isinstance(d, Draft) else Draft(int(d)) for d in each] for each in drafts]
-        batch = Batch.join([
-            Batch.of_tokens([s.last, *(d.token for d in each)], s.n_past, s.id)
-            for s, each in zip(sequences, proposals, strict=True)
-        ])
+        batch = Batch.join(
+            [
+                Batch.of_tokens([s.last, *(d.token for d in each)], s.n_past, s.id)
+                for s, each in zip(sequences, proposals, strict=True)
+            ]
+        )
         before = self.timing.inject
         try:
             found: list[NDArray[Any]] = []
@@ -290,13 +301,12 @@ class Speculator:
 
     def step(self, sequences: Sequence[Sequence_], limits: Sequence[int] | None = None) -> list[Round]:
         """One round for every sequence. ``limits`` bound the drafts of each."""
-        bounded = [
-            min(self.n_max if limits is None else limits[i], self._room(s)) for i, s in enumerate(sequences)
-        ]
+        bounded = [min(self.n_max if limits is None else limits[i], self._room(s)) for i, s in enumerate(sequences)]
         return self.verify(sequences, self.propose(sequences, self._shared(bounded)))
 
     def _shared(self, limits: list[int]) -> list[int]:
-        """Limits that all sequences together leave room for: near the end of the context drafts go first, generation goes on."""
+        """Limits that all sequences together leave room for: near the end of the context drafts go first, generation
+        goes on."""
         left = self.target.n_free - len(limits)
         if self.draft is not None and self.pairing is not None:
             left = min(left, self.draft.n_free - len(limits))

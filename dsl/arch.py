@@ -40,10 +40,10 @@ class Architecture:
     """Base of all architectures.
 
     ``gguf_arch``: value of ``general.architecture``. ``variant``: the name under which Draftsmith lists it.
-    ``requires``/``forbids``: tensors or keys whose presence tells variants of one ``gguf_arch`` apart.
-    ``exports``: what a target lends a drafter, by role: GGUF names in order of preference.
-    ``canonical``, ``canonical_tensors``: values of keys, and optional tensors, that the architecture has when it is printed by name alone.
-    ``contract``: for drafters, what they ask of a target (:mod:`dsl.contract`).
+    ``requires``/``forbids``: tensors or keys whose presence tells variants of one ``gguf_arch`` apart. ``exports``:
+    what a target lends a drafter, by role: GGUF names in order of preference. ``canonical``, ``canonical_tensors``:
+    values of keys, and optional tensors, that the architecture has when it is printed by name alone. ``contract``:
+    for drafters, what they ask of a target (:mod:`dsl.contract`).
     """
 
     gguf_arch: ClassVar[str] = ""

@@ -159,8 +159,8 @@ class BoundModel:
     def weight(
         self, spec: Tensor, il: int | None, group: str = "layers", index: int = 0, only: bool = False
     ) -> Weight | None:
-        """The tensor of a declaration; None for an optional one that is absent (recorded as a choice). ``il``: its layer in the
-        file's numbering, which is number ``index`` of its group."""
+        """The tensor of a declaration; None for an optional one that is absent (recorded as a choice). ``il``: its
+        layer in the file's numbering, which is number ``index`` of its group."""
         key = (spec.name, il, group, only)
         if key not in self._cache:
             self._cache[key] = self._make(spec, il, group, index, only)
@@ -185,13 +185,22 @@ class BoundModel:
             flag = Flag(Scope.HPARAM if il is None else Scope.LAYER, f"{PRESENT}{spec.name}_scale", present)
             if present:
                 scale = Value(
-                    (1,), GGMLType.f32, Kind.WEIGHT, name=f"{spec.name}_scale",
+                    (1,),
+                    GGMLType.f32,
+                    Kind.WEIGHT,
+                    name=f"{spec.name}_scale",
                     ref=Ref(f"{spec.name}_scale", il, f"{base}.scale", group, only),
                 )
                 self.read.update((f"{base}.scale", f"{base}.input_scale"))
             self.read.add(f"{base}.input_scale")
         return Weight(
-            spec.dims, info.type, Kind.WEIGHT, name=spec.name, ref=Ref(spec.name, il, tensor, group, only), scale=scale, flag=flag
+            spec.dims,
+            info.type,
+            Kind.WEIGHT,
+            name=spec.name,
+            ref=Ref(spec.name, il, tensor, group, only),
+            scale=scale,
+            flag=flag,
         )
 
     def _borrow(self, spec: Tensor) -> Weight:
@@ -207,12 +216,20 @@ class BoundModel:
         scale = None
         if present:
             scale = Value(
-                (1,), GGMLType.f32, Kind.WEIGHT, name=f"{spec.name}_scale",
+                (1,),
+                GGMLType.f32,
+                Kind.WEIGHT,
+                name=f"{spec.name}_scale",
                 ref=Ref(f"{spec.name}_scale", None, f"target:{role}.scale"),
             )
         flag = Flag(Scope.HPARAM, f"{PRESENT}{spec.name}_scale", present) if spec.scaled else None
         return Weight(
-            spec.dims, dtype, Kind.WEIGHT, name=spec.name, ref=Ref(spec.name, None, f"target:{role}"), scale=scale,
+            spec.dims,
+            dtype,
+            Kind.WEIGHT,
+            name=spec.name,
+            ref=Ref(spec.name, None, f"target:{role}"),
+            scale=scale,
             flag=flag,
         )
 
@@ -318,13 +335,17 @@ def hadamard_size(head: int) -> int:
     return n
 
 
-def _too_many_layers(cls: type[Architecture], file: ModelFile, values: Mapping[tuple[str, str], Any]) -> Iterator[Problem]:
+def _too_many_layers(
+    cls: type[Architecture], file: ModelFile, values: Mapping[tuple[str, str], Any]
+) -> Iterator[Problem]:
     """A layer count that cannot be: everything that follows takes time and memory for each layer."""
     n_layer = int(values[Scope.HPARAM.value, "n_layer"])
     if n_layer > max(1000, len(file.tensors)):
         spec = next(s for s in declared(cls.hparams, Key) if s.name == "n_layer")
         key = spec.key.format(arch=cls.gguf_arch)
-        yield Problem(f"metadata key {key} = {n_layer}, but the file has {len(file.tensors)} tensors{_asked(spec)}", MetadataError)
+        yield Problem(
+            f"metadata key {key} = {n_layer}, but the file has {len(file.tensors)} tensors{_asked(spec)}", MetadataError
+        )
 
 
 def _asked(spec: Any) -> str:
@@ -354,9 +375,7 @@ def _convert(kind: type, stored: MetadataValue) -> Any:
     return None
 
 
-def read_keys(
-    cls: type[Architecture], file: ModelFile, problems: list[Problem]
-) -> dict[tuple[str, str], Any]:
+def read_keys(cls: type[Architecture], file: ModelFile, problems: list[Problem]) -> dict[tuple[str, str], Any]:
     """The values of all declared keys; adds to ``problems`` what is missing or of a wrong type."""
     values: dict[tuple[str, str], Any] = {}
     for spec in declared(cls.hparams, Key):
@@ -367,9 +386,12 @@ def read_keys(
         if spec.allowed is not None and value not in spec.allowed:
             complaint = f"must be one of {', '.join(map(str, spec.allowed))}"
         if complaint:
-            problems.append(Problem(
-                f"metadata key {spec.key.format(arch=cls.gguf_arch)} = {value!r} {complaint}{_asked(spec)}", MetadataError
-            ))
+            problems.append(
+                Problem(
+                    f"metadata key {spec.key.format(arch=cls.gguf_arch)} = {value!r} {complaint}{_asked(spec)}",
+                    MetadataError,
+                )
+            )
             continue
         values[Scope.HPARAM.value, spec.name] = value
         if spec.kind is list:
@@ -404,7 +426,11 @@ def _out_of_range(value: Any) -> str | None:
 
 
 def _read_key(
-    cls: type[Architecture], spec: Key[Any], file: ModelFile, values: dict[tuple[str, str], Any], problems: list[Problem]
+    cls: type[Architecture],
+    spec: Key[Any],
+    file: ModelFile,
+    values: dict[tuple[str, str], Any],
+    problems: list[Problem],
 ) -> Any:
     key = spec.key.format(arch=cls.gguf_arch)
     stored = file.metadata.get(key)
@@ -417,16 +443,18 @@ def _read_key(
             stored = file.metadata.get(alias.format(arch=cls.gguf_arch))
     if stored is None:
         if spec.default is REQUIRED:
-            problems.append(Problem(
-                f"missing metadata key {key} ({_KINDS[spec.kind]} is required){_asked(spec)}", MetadataError
-            ))
+            problems.append(
+                Problem(f"missing metadata key {key} ({_KINDS[spec.kind]} is required){_asked(spec)}", MetadataError)
+            )
             return None
         return _default(cls, spec.default, values, problems)
     value = _convert(spec.kind, stored)
     if value is None:
-        problems.append(Problem(
-            f"metadata key {key}: expected {_KINDS[spec.kind]}, found {stored.type}{_asked(spec)}", MetadataError
-        ))
+        problems.append(
+            Problem(
+                f"metadata key {key}: expected {_KINDS[spec.kind]}, found {stored.type}{_asked(spec)}", MetadataError
+            )
+        )
     return value
 
 
@@ -458,26 +486,38 @@ def _read_layers(
         elif stored.type.startswith("arr["):
             items = list(stored.value)
             inner = stored.type[4:-1]
-            right = inner == "bool" if spec.kind is bool else (inner[0] in "ui" or (spec.kind is float and inner[0] == "f"))
+            right = (
+                inner == "bool" if spec.kind is bool else (inner[0] in "ui" or (spec.kind is float and inner[0] == "f"))
+            )
             if not right:
-                problems.append(Problem(
-                    f"metadata key {key}: expected an array of {spec.kind.__name__}, found {stored.type}{_asked(spec)}",
-                    MetadataError,
-                ))
+                problems.append(
+                    Problem(
+                        f"metadata key {key}: expected an array of {spec.kind.__name__}, found "
+                        f"{stored.type}{_asked(spec)}",
+                        MetadataError,
+                    )
+                )
                 continue
             if len(items) != n_layer:
-                problems.append(Problem(
-                    f"metadata key {key}: expected {n_layer} values, one a layer, found {len(items)}{_asked(spec)}", MetadataError
-                ))
+                problems.append(
+                    Problem(
+                        f"metadata key {key}: expected {n_layer} values, one a layer, found {len(items)}{_asked(spec)}",
+                        MetadataError,
+                    )
+                )
                 continue
             column = [spec.kind(item) for item in items]
         else:
             value = None if spec.array_only else _convert(spec.kind, stored)
             if value is None:
-                problems.append(Problem(
-                    f"metadata key {key}: expected an array of {spec.kind.__name__}, one value a layer, found a single "
-                    f"{stored.type}{_asked(spec)}", MetadataError,
-                ))
+                problems.append(
+                    Problem(
+                        f"metadata key {key}: expected an array of {spec.kind.__name__}, one value a layer, "
+                        "found a single "
+                        f"{stored.type}{_asked(spec)}",
+                        MetadataError,
+                    )
+                )
                 continue
             column = [value] * n_layer
         complaint = _out_of_range(column)
@@ -530,26 +570,38 @@ def _check_tensors(cls: type[Architecture], file: ModelFile, n_layer: int, probl
                 known.add(companion)
                 info = file.tensors.get(companion)
                 if info is not None and (info.type is not GGMLType.f32 or info.ne != (1,)):
-                    problems.append(Problem(
-                        f"tensor {companion}: expected f32[1], found {info.type.name}{list(info.ne)}{_asked(spec)}", WeightError
-                    ))
+                    problems.append(
+                        Problem(
+                            f"tensor {companion}: expected f32[1], found {info.type.name}{list(info.ne)}{_asked(spec)}",
+                            WeightError,
+                        )
+                    )
         info = file.tensors.get(name)
         shape = ", ".join(str(d) for d in spec.dims)
         if info is None:
             if is_required(cls, spec):
-                problems.append(Problem(f"missing tensor {name} [{shape}] = {list(expected)}{_asked(spec)}", WeightError))
+                problems.append(
+                    Problem(f"missing tensor {name} [{shape}] = {list(expected)}{_asked(spec)}", WeightError)
+                )
             continue
         found = tuple(info.ne)
         # files may store trailing ones or not
         if expected and _trim(found) != _trim(expected):
-            problems.append(Problem(
-                f"tensor {name}: expected shape [{shape}] = {list(expected)}, found {list(found)}{_asked(spec)}", WeightError
-            ))
+            problems.append(
+                Problem(
+                    f"tensor {name}: expected shape [{shape}] = {list(expected)}, found {list(found)}{_asked(spec)}",
+                    WeightError,
+                )
+            )
         elif info.type not in spec.types:
-            names = ", ".join(t.name for t in spec.types) if len(spec.types) < 6 else "a floating-point or quantised type"
-            problems.append(Problem(
-                f"tensor {name}: expected element type {names}, found {info.type.name}{_asked(spec)}", WeightError
-            ))
+            names = (
+                ", ".join(t.name for t in spec.types) if len(spec.types) < 6 else "a floating-point or quantised type"
+            )
+            problems.append(
+                Problem(
+                    f"tensor {name}: expected element type {names}, found {info.type.name}{_asked(spec)}", WeightError
+                )
+            )
     for name in file.tensors:
         if name not in known:
             problems.append(Problem(f"unknown tensor {name}: {cls.variant} has no use for it", WeightError))

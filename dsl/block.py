@@ -41,7 +41,12 @@ def block(function: F) -> F:
                 + (f"\n{place.excerpt()}" if place else "")
             )
         layer = layers[0] if layers else None
-        body = Body(layer=int(layer.il) if layer else None, uses_layer=bool(layers), group=layer._group.name if layer else "layers", position=source.of_function(function))
+        body = Body(
+            layer=int(layer.il) if layer else None,
+            uses_layer=bool(layers),
+            group=layer._group.name if layer else "layers",
+            position=source.of_function(function),
+        )
         operands: list[Value] = []
         taken: dict[str, int] = {}
         renamed: dict[int, Atom] = {}  # fingerprint of a caller's dim -> the block's own
@@ -94,9 +99,7 @@ def _local(dim: Sym, param: str, axis: int, renamed: dict[int, Atom]) -> Sym:
     if not isinstance(dim, Atom) or dim.local is None:
         return dim
     if dim.fingerprint not in renamed:
-        renamed[dim.fingerprint] = Atom(
-            Scope.PARAM, dim.local, False, dim.value, dim.local, f"{param}->ne[{axis}]"
-        )
+        renamed[dim.fingerprint] = Atom(Scope.PARAM, dim.local, False, dim.value, dim.local, f"{param}->ne[{axis}]")
     return renamed[dim.fingerprint]
 
 
@@ -115,8 +118,8 @@ def _measured(body: Body) -> set[str]:
 
 
 def _belongs(value: Value, layer: LayerView | None) -> bool:
-    """Whether the body names this value itself instead of taking it as a parameter: state of the layer or the model, and
-    matrices that may have a scale beside them (a parameter would lose it)."""
+    """Whether the body names this value itself instead of taking it as a parameter: state of the layer or the model,
+    and matrices that may have a scale beside them (a parameter would lose it)."""
     if value.kind is Kind.STATE or (value.kind is Kind.WEIGHT and getattr(value, "flag", None) is not None):
         assert value.ref is not None
         return value.ref.il is None or (layer is not None and value.ref.il == int(layer.il))
@@ -134,13 +137,11 @@ def _finish(
     layer: LayerView | None,
     place: source.Position | None,
 ) -> Any:
-    """Close a body: drop what it was given but never reads, name its results, find the block with the same text, add the call
-    to the outer body."""
+    """Close a body: drop what it was given but never reads, name its results, find the block with the same text, add
+    the call to the outer body."""
     needed = {id(v) for node in body.nodes for v in node.inputs} | {id(v) for _, v in tree.leaves(returned)}
     measured = _measured(body)
-    kept = [
-        (p, o) for p, o in zip(body.params, operands, strict=True) if id(p) in needed or p.name in measured
-    ]
+    kept = [(p, o) for p, o in zip(body.params, operands, strict=True) if id(p) in needed or p.name in measured]
     body.params, operands = [p for p, _ in kept], [o for _, o in kept]
     named = tree.leaves(returned, "")
     if isinstance(returned, (tuple, list)) and not hasattr(returned, "_fields"):
@@ -163,7 +164,14 @@ def _finish(
         hint = node.hint if len(body.results) == 1 else result_name
         outer.setdefault(
             id(value),
-            Value([substitute(d, original) for d in value.shape], value.dtype, Kind.NODE, name=hint or known.name, node=node, layout=value.layout),
+            Value(
+                [substitute(d, original) for d in value.shape],
+                value.dtype,
+                Kind.NODE,
+                name=hint or known.name,
+                node=node,
+                layout=value.layout,
+            ),
         )
     node.results = tuple(outer[id(v)] for v in body.results)
     tracer.add(node)

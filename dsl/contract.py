@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 class Proposal(Protocol):
     """Turns the outputs of one block into drafted tokens.
 
-    ``outputs``: the rows of one block of each named output, first axis = position in the block. ``first_row``: first row
-    that predicts. ``n_max``: most tokens wanted. ``p_min``: stop before a token less likely than this; what "likely" means is
-    the drafter's. Returns the token ids.
+    ``outputs``: the rows of one block of each named output, first axis = position in the block. ``first_row``: first
+    row that predicts. ``n_max``: most tokens wanted. ``p_min``: stop before a token less likely than this; what
+    "likely" means is the drafter's. Returns the token ids.
     """
 
     def __call__(
@@ -29,7 +29,8 @@ class Proposal(Protocol):
 
 
 class Sampled(Protocol):
-    """As :class:`Proposal`, but draws each token: ``draw(ids, logits)`` returns the index drawn and the distribution it was drawn from."""
+    """As :class:`Proposal`, but draws each token: ``draw(ids, logits)`` returns the index drawn and the distribution
+    it was drawn from."""
 
     def __call__(
         self, outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float, draw: Draw
@@ -51,16 +52,18 @@ class Draft:
 class Contract:
     """What a drafter needs of its target and how its block is laid out. Names are hparams or keys of the drafter.
 
-    ``features``: list-valued hparam with target layers whose *input* stream is tapped (id ``n_layer``: the stream behind
-    the last one); rows are concatenated in this order. ``width``: hparam that must equal the target's hidden size.
-    ``vocab``: hparam that must equal the target's vocabulary. ``block_size``: hparam with the trained block.
-    ``mask_token``: hparam with the id that fills the block behind the anchor.
-    ``first_row``: function of the drafter's hparams class: the row of the block that predicts the first drafted token (1: masks
-    predict themselves; 0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose``
-    reads, in greedy mode, by whether p_min is in use. ``sample``, ``sample_outputs``: the same for drawn drafts. ``causal``: function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about settings (the bound model, p_min) that this drafter
-    cannot serve, or None. ``selects_rows``: the draft graph takes ``out_rows``: only
-    rows that predict go through the head. ``full_blocks``: a block always has ``block_size`` rows, however few drafts are wanted. ``carry``: an output of the
-    inject graph and a feed of the draft graph: the output's row of the last committed position is what each block is given.
+    ``features``: list-valued hparam with target layers whose *input* stream is tapped (id ``n_layer``: the stream
+    behind the last one); rows are concatenated in this order. ``width``: hparam that must equal the target's hidden
+    size. ``vocab``: hparam that must equal the target's vocabulary. ``block_size``: hparam with the trained block.
+    ``mask_token``: hparam with the id that fills the block behind the anchor. ``first_row``: function of the
+    drafter's hparams class: the row of the block that predicts the first drafted token (1: masks predict themselves;
+    0: the anchor row predicts). ``inject``/``draft``: names of the two graphs. ``outputs``: what ``propose`` reads,
+    in greedy mode, by whether p_min is in use. ``sample``, ``sample_outputs``: the same for drawn drafts. ``causal``:
+    function of the hparams class: whether rows of a block see only rows before them. ``refuse``: a complaint about
+    settings (the bound model, p_min) that this drafter cannot serve, or None. ``selects_rows``: the draft graph takes
+    ``out_rows``: only rows that predict go through the head. ``full_blocks``: a block always has ``block_size`` rows,
+    however few drafts are wanted. ``carry``: an output of the inject graph and a feed of the draft graph: the
+    output's row of the last committed position is what each block is given.
     """
 
     features: str
@@ -86,8 +89,9 @@ class Contract:
 def walk_lattice(
     outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
 ) -> list[int]:
-    """Follow the best score from row to row of ``candidates`` [row, k] and ``scores`` [row, predecessor, candidate]; stop before a step
-    whose softmax score is below ``p_min`` (DFlash specification, SE-5, LC-10b). The first of equal scores wins."""
+    """Follow the best score from row to row of ``candidates`` [row, k] and ``scores`` [row, predecessor, candidate];
+    stop before a step whose softmax score is below ``p_min`` (DFlash specification, SE-5, LC-10b). The first of equal
+    scores wins."""
     drafted: list[int] = []
     at = 0
     for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
@@ -117,8 +121,8 @@ def sample_lattice(
 def sample_rows(
     outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float, draw: Draw
 ) -> list[Draft]:
-    """Each row's token drawn from its ten largest logits. Pruning looks only at what is known before the draw, so that acceptance
-    stays lossless (SL-12)."""
+    """Each row's token drawn from its ten largest logits. Pruning looks only at what is known before the draw, so
+    that acceptance stays lossless (SL-12)."""
     drafted: list[Draft] = []
     for row in range(first_row, min(len(outputs["logits"]), first_row + n_max)):
         if p_min > 0 and "confidence" in outputs and outputs["confidence"][row] < p_min:

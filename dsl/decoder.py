@@ -28,7 +28,8 @@ class DecoderHparams(Hparams):
     n_embd_head_k = u32("{arch}.attention.key_length", lambda hp: hp.n_embd // hp.n_head)
     n_embd_head_v = u32("{arch}.attention.value_length", lambda hp: hp.n_embd // hp.n_head)
     n_rot = u32(
-        "{arch}.rope.dimension_count", lambda hp: hp.n_embd_head_k,
+        "{arch}.rope.dimension_count",
+        lambda hp: hp.n_embd_head_k,
         check=lambda n: None if n > 0 and n % 2 == 0 else "must be positive and even",
     )
     n_vocab = length_of("tokenizer.ggml.tokens", "{arch}.vocab_size")
@@ -46,11 +47,16 @@ class DecoderHparams(Hparams):
 
 
 def rope(
-    x: Value, pos: Value, hp: type[DecoderHparams], mode: int = NEOX, factors: Value | None = None,
+    x: Value,
+    pos: Value,
+    hp: type[DecoderHparams],
+    mode: int = NEOX,
+    factors: Value | None = None,
     sections: Sequence[SymLike] | None = None,
 ) -> Value:
-    """Rotate [head, n_head, n_tokens] by positions with the model's base and scaling (llama.cpp's defaults: YaRN's extrapolation
-    mix is 1 for type yarn, else 0; the frequency scale is 1/factor). ``sections``: M-RoPE with four positions a row."""
+    """Rotate [head, n_head, n_tokens] by positions with the model's base and scaling (llama.cpp's defaults: YaRN's
+    extrapolation mix is 1 for type yarn, else 0; the frequency scale is 1/factor). ``sections``: M-RoPE with four
+    positions a row."""
     scaling: Any = hp.rope_scaling_type
     factor: Any = hp.rope_scaling_factor
     plain = scaling == "none" or factor == 0
@@ -60,8 +66,14 @@ def rope(
         ext: Any = hp.yarn_ext_factor
         yarn = 1.0 if ext < 0 else ext
     common: dict[str, Any] = {
-        "n_dims": hp.n_rot, "n_ctx_orig": hp.n_ctx_orig_yarn, "freq_base": hp.rope_freq_base, "freq_scale": freq_scale,
-        "ext_factor": yarn, "attn_factor": hp.yarn_attn_factor, "beta_fast": hp.yarn_beta_fast, "beta_slow": hp.yarn_beta_slow,
+        "n_dims": hp.n_rot,
+        "n_ctx_orig": hp.n_ctx_orig_yarn,
+        "freq_base": hp.rope_freq_base,
+        "freq_scale": freq_scale,
+        "ext_factor": yarn,
+        "attn_factor": hp.yarn_attn_factor,
+        "beta_fast": hp.yarn_beta_fast,
+        "beta_slow": hp.yarn_beta_slow,
     }
     if sections is not None:
         return ops.rope_multi(x, pos, factors, sections=sections, **common)

@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from . import guards
 from .binding import current_value
 from .errors import GraphError
 
-Number = Union[int, float]
-SymLike = Union["Sym", int, float]
+Number = int | float
+SymLike: TypeAlias = "Sym | int | float"
 
 # Symbolic equality is decided by evaluating at one fixed pseudo-random point modulo a large prime: equal
 # polynomials agree there, different ones practically never do.
@@ -176,14 +176,19 @@ class Const(Sym):
 class Atom(Sym):
     """A named quantity. ``fixed`` carries the value of a layer's or loop's own quantity.
 
-    ``local``: the name that a block gives this dim, so that one block serves callers with different ones (the cells of the
-    full and of the sliding cache). ``cpp``: how a parameter's dim is written.
+    ``local``: the name that a block gives this dim, so that one block serves callers with different ones (the cells
+    of the full and of the sliding cache). ``cpp``: how a parameter's dim is written.
     """
 
     __slots__ = ("cpp", "fixed", "local", "name", "scope")
 
     def __init__(
-        self, scope: Scope, name: str, is_float: bool = False, fixed: Number | None = None, local: str | None = None,
+        self,
+        scope: Scope,
+        name: str,
+        is_float: bool = False,
+        fixed: Number | None = None,
+        local: str | None = None,
         cpp: str | None = None,
     ) -> None:
         super().__init__("atom", (), is_float, _mix("atom", scope.value, name))
@@ -309,16 +314,18 @@ def exact(a: SymLike, b: SymLike) -> Sym:
 
 def sqrt(x: SymLike) -> Sym:
     a = _lift(x)
-    return Const(math.sqrt(a.args[0])) if isinstance(a, Const) else Compound(
-        "sqrt", (a,), True, _mix("sqrt", a.fingerprint)
+    return (
+        Const(math.sqrt(a.args[0]))
+        if isinstance(a, Const)
+        else Compound("sqrt", (a,), True, _mix("sqrt", a.fingerprint))
     )
 
 
 def log(x: SymLike) -> Sym:
     """Natural logarithm."""
     a = _lift(x)
-    return Const(math.log(a.args[0])) if isinstance(a, Const) else Compound(
-        "log", (a,), True, _mix("log", a.fingerprint)
+    return (
+        Const(math.log(a.args[0])) if isinstance(a, Const) else Compound("log", (a,), True, _mix("log", a.fingerprint))
     )
 
 
@@ -343,7 +350,8 @@ def same(a: SymLike, b: SymLike) -> bool:
 
 
 def without_common_factors(a: SymLike, b: SymLike) -> tuple[Sym, Sym]:
-    """Both sides divided by the factors they share, so that an equation of element counts is one of the model's own sizes."""
+    """Both sides divided by the factors they share, so that an equation of element counts is one of the model's own
+    sizes."""
     left, below_left = _factors(_lift(a))
     right, below_right = _factors(_lift(b))
     left.extend(below_right)
@@ -410,7 +418,12 @@ class Cond:
     def value(self) -> bool:
         a, b = self.left.value, self.right.value
         return {
-            "==": a == b, "!=": a != b, "<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b,
+            "==": a == b,
+            "!=": a != b,
+            "<": a < b,
+            "<=": a <= b,
+            ">": a > b,
+            ">=": a >= b,
         }[self.op]
 
     def __bool__(self) -> bool:
@@ -502,7 +515,8 @@ def to_text(x: Sym) -> str:
 
 
 def binds_right(x: Sym) -> bool:
-    """Whether the right operand needs brackets at its own level: behind - and /, and a quotient behind *, where integers round."""
+    """Whether the right operand needs brackets at its own level: behind - and /, and a quotient behind *, where
+    integers round."""
     first = x.args[1]
     while x.op == "*" and first.op == "*":  # a*(b%c*d) begins with a quotient too
         first = first.args[0]

@@ -1,8 +1,9 @@
 """The NumPy meaning of a graph: the judge of the native result.
 
-Runs any traced graph in float32 or float64. Every op's meaning is its declaration's ``numpy``; values are as the runtime keeps
-them in shape, caches are rounded to their element type when they are written. What ggml rounds on the way (activations to the type of a
-quantised dot product, f16 in fused attention) is not imitated: differences of that size are expected.
+Runs any traced graph in float32 or float64. Every op's meaning is its declaration's ``numpy``; values are as the
+runtime keeps them in shape, caches are rounded to their element type when they are written. What ggml rounds on the
+way (activations to the type of a quantised dot product, f16 in fused attention) is not imitated: differences of that
+size are expected.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Named:
-    """A named value of a run: ``name`` as ggml has it ("attention.q-3"), the node that made it and what it was made from (for
-    an op; empty for a call)."""
+    """A named value of a run: ``name`` as ggml has it ("attention.q-3"), the node that made it and what it was made
+    from (for an op; empty for a call)."""
 
     name: str
     value: Array
@@ -53,8 +54,8 @@ class Interpreter:
     def run(
         self, graph: Graph, dims: Mapping[str, int], feeds: Mapping[str, Array], observe: Observer | None = None
     ) -> dict[str, Array]:
-        """Evaluate a graph traced for ``dims``; returns its outputs and, under "name.il", its taps. ``observe`` is shown every
-        labelled value in order and may return another to go on with (an equally legal order of a top-k)."""
+        """Evaluate a graph traced for ``dims``; returns its outputs and, under "name.il", its taps. ``observe`` is
+        shown every labelled value in order and may return another to go on with (an equally legal order of a top-k)."""
         env: dict[int, Array] = {}
         for name, value in graph.feeds.items():
             if name not in feeds:
@@ -70,7 +71,12 @@ class Interpreter:
 
     # -- inner ---------------------------------------------------------------------------------------------
     def _body(
-        self, body: Body, env: dict[int, Array], names: Mapping[int, str], taps: dict[str, Array], observe: Observer | None
+        self,
+        body: Body,
+        env: dict[int, Array],
+        names: Mapping[int, str],
+        taps: dict[str, Array],
+        observe: Observer | None,
     ) -> None:
         for node in body.nodes:
             if isinstance(node, Call):

@@ -59,8 +59,8 @@ CONTIGUOUS = Layout()
 class Ref:
     """What a feed, weight or state value stands for.
 
-    ``field`` is the Python name ("attn_q", "kv.k", "tokens"); ``tensor`` the GGUF name for weights;
-    ``il`` the layer in the GGUF's numbering, or None for what belongs to the whole model; ``group`` the group of layers it is one of;
+    ``field`` is the Python name ("attn_q", "kv.k", "tokens"); ``tensor`` the GGUF name for weights; ``il`` the layer
+    in the GGUF's numbering, or None for what belongs to the whole model; ``group`` the group of layers it is one of;
     ``only`` that the group has this one layer and the value was asked for outside a loop.
     """
 
@@ -98,8 +98,7 @@ class Value:
     @property
     def ne(self) -> tuple[Sym, Sym, Sym, Sym]:
         """The shape with ones up to ggml's four dims."""
-        padded = self.shape + (lift(1),) * (4 - len(self.shape))
-        return padded  # type: ignore[return-value]
+        return self.shape + (lift(1),) * (4 - len(self.shape))  # type: ignore[return-value]
 
     @property
     def label(self) -> str:

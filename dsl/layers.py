@@ -29,7 +29,8 @@ class LayerView:
 
     @property
     def il(self) -> Atom:
-        """The layer's number in GGUF names, as a quantity of the layer: comparing it is a choice that tells layers apart."""
+        """The layer's number in GGUF names, as a quantity of the layer: comparing it is a choice that tells layers
+        apart."""
         return Atom(Scope.LAYER, "il", False, int(lift(self._group.first)) + self._index)
 
     @property

@@ -18,8 +18,8 @@ from .ir import Value
 
 
 def linear(w: Any, x: Value) -> Value:
-    """``w`` [k, n] applied to rows ``x`` [k, m]; f32 [n, m]. A scale that belongs to ``w`` (NVFP4) multiplies the product,
-    before anything else sees it (DFlash specification, NV-1)."""
+    """``w`` [k, n] applied to rows ``x`` [k, m]; f32 [n, m]. A scale that belongs to ``w`` (NVFP4) multiplies the
+    product, before anything else sees it (DFlash specification, NV-1)."""
     if w is None:
         raise GraphError("linear: the matrix is None, an optional weight that this file does not have")
     scale = w.scale if hasattr(w, "scale") else None
@@ -51,7 +51,7 @@ def heads(x: Value, head: SymLike, n_head: SymLike) -> Value:
 
 
 def hadamard(x: Value, matrix: Value) -> Value:
-    """Every consecutive chunk of dimension 0 times an orthonormal Hadamard matrix [n, n] (DFlash specification, KA-3)."""
+    """Every consecutive chunk of dimension 0 times an orthonormal Hadamard matrix [n, n] (KA-3)."""
     n = matrix.ne[0]
     chunks = ops.reshape(x, n, x.ne[0] // n * x.ne[1], x.ne[2])
     return ops.reshape(ops.mul_mat(matrix, chunks, hadamard=True), *x.shape)
@@ -85,10 +85,16 @@ def flat(x: Value) -> Value:
 
 @block
 def attention(
-    layer: Any, q: Value, k_cache: Value, v_cache: Value, kv: KVView, scale: SymLike, n_head_kv: SymLike,
+    layer: Any,
+    q: Value,
+    k_cache: Value,
+    v_cache: Value,
+    kv: KVView,
+    scale: SymLike,
+    n_head_kv: SymLike,
     sinks: Value | None = None,
 ) -> Value:
-    """softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n_tokens]."""
+    """softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n]."""
     head_k, head_v = k_cache.ne[0] // n_head_kv, v_cache.ne[0] // n_head_kv
     n_kv = kv.mask.ne[0]
     q = rotate_k(q, kv)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from .ir import CONTIGUOUS, Layout, Shape, Value, describe_numbers, describe_typ
 F32, F16, I32, I64 = GGMLType.f32, GGMLType.f16, GGMLType.i32, GGMLType.i64
 
 
-O = TypeVar("O", bound="Op")
+OpType = TypeVar("OpType", bound="Op")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OpMeta(type):
         return _call(declared, args, kwargs)
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(declared: Op) -> inspect.Signature:
     """Operands, then attributes; an attribute behind an optional operand is given by name."""
     parameters = [
@@ -197,7 +197,7 @@ def nbytes(value: Value) -> float:
 TABLE: dict[str, Op] = {}
 
 
-def op(cls: type[O]) -> type[O]:
+def op(cls: type[OpType]) -> type[OpType]:
     """Class decorator: enter a declaration into the table. Authors then call the class: ``mul_mat(w, x)``."""
     cls.name = vars(cls).get("name") or cls.__name__.rstrip("_")
     if cls.name in TABLE:

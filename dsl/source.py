@@ -20,7 +20,16 @@ _HERE = Path(__file__).resolve().parent
 _MACHINERY = {
     str(_HERE / name)
     for name in (
-        "source.py", "trace.py", "op.py", "ir.py", "expr.py", "arch.py", "block.py", "layers.py", "loops.py", "bind.py",
+        "source.py",
+        "trace.py",
+        "op.py",
+        "ir.py",
+        "expr.py",
+        "arch.py",
+        "block.py",
+        "layers.py",
+        "loops.py",
+        "bind.py",
         "specs.py",
     )
 } | {str(path) for path in (_HERE / "ops").glob("*.py")}
@@ -35,8 +44,9 @@ _BLOCK_CALLS = str(_HERE / "block.py")
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the author's file; columns count from 0. ``own`` is the statement that comments refer to: the author's, or that of a block of
-    the library, which an author calls but did not write. ``statement`` is the one that gives the name."""
+    """A place in the author's file; columns count from 0. ``own`` is the statement that comments refer to: the
+    author's, or that of a block of the library, which an author calls but did not write. ``statement`` is the one
+    that gives the name."""
 
     file: str
     line: int
@@ -124,13 +134,15 @@ def _statements(file: str) -> dict[int, _Statement]:
 
 @lru_cache(maxsize=256)
 def live_in(file: str, line: int) -> frozenset[str]:
-    """Names that the body of the ``for`` statement at a line reads before it assigns them: what an iteration takes from the one
-    before it. Empty where the source cannot be read."""
+    """Names that the body of the ``for`` statement at a line reads before it assigns them: what an iteration takes
+    from the one before it. Empty where the source cannot be read."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return frozenset()
-    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line <= (n.iter.end_lineno or n.lineno)]
+    loops = [
+        n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line <= (n.iter.end_lineno or n.lineno)
+    ]
     found: set[str] = set()
     for loop in loops:
         _first_reads(loop.body, {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}, found)
@@ -138,14 +150,17 @@ def live_in(file: str, line: int) -> frozenset[str]:
 
 
 def _first_reads(statements: list[ast.stmt], assigned: set[str], found: set[str]) -> set[str]:
-    """Add to ``found`` what is read before it is assigned; returns what is assigned at the end, whichever way was taken."""
+    """Add to ``found`` what is read before it is assigned; returns what is assigned at the end, whichever way was
+    taken."""
     for node in statements:
         if isinstance(node, ast.If):
             _loads(node.test, assigned, found)
             assigned = _first_reads(node.body, set(assigned), found) & _first_reads(node.orelse, set(assigned), found)
         elif isinstance(node, (ast.For, ast.While)):
             _loads(node.iter if isinstance(node, ast.For) else node.test, assigned, found)
-            own = {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} if isinstance(node, ast.For) else set()
+            own = (
+                {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)} if isinstance(node, ast.For) else set()
+            )
             _first_reads(node.body, assigned | own, found)
         else:
             _loads(node, assigned, found)
@@ -174,9 +189,9 @@ def _columns(code: CodeType, instruction: int) -> tuple[int, int, int]:
 def here(within: tuple[str, int] | None = None) -> Position | None:
     """The innermost place in an author's file that is being executed, with the name being assigned.
 
-    The position is that of the first frame outside the ``dsl`` package. ``within``: file and first line of the function being traced
-    as a body. The name is that of the innermost assignment up to that function: helpers of ``dsl/nn.py`` name the
-    inner steps of an attention, a helper that only returns leaves the naming to its caller.
+    The position is that of the first frame outside the ``dsl`` package. ``within``: file and first line of the
+    function being traced as a body. The name is that of the innermost assignment up to that function: helpers of
+    ``dsl/nn.py`` name the inner steps of an attention, a helper that only returns leaves the naming to its caller.
     """
     frame: FrameType | None = sys._getframe(1)
     target: str | None = None
@@ -219,8 +234,14 @@ def of_declaration() -> Position | None:
         if code.co_filename not in _MACHINERY and not code.co_filename.startswith("<"):
             line, column, end_column = _columns(code, frame.f_lasti // 2)
             return Position(
-                code.co_filename, line, column, end_column, code.co_name, None,
-                (code.co_filename, line, line), (code.co_filename, line, line),
+                code.co_filename,
+                line,
+                column,
+                end_column,
+                code.co_name,
+                None,
+                (code.co_filename, line, line),
+                (code.co_filename, line, line),
             )
         frame = frame.f_back
     return None

@@ -105,8 +105,8 @@ def derived(kind: type, compute: Callable[[Any], Any], **kw: Any) -> Any:
 
 @dataclass(eq=False)
 class TensorDim:
-    """A size that only a tensor of the file tells: dimension ``axis`` of ``tensor``; ``default`` without it (a function of the hparams
-    class; None: the quantity has no value then)."""
+    """A size that only a tensor of the file tells: dimension ``axis`` of ``tensor``; ``default`` without it (a
+    function of the hparams class; None: the quantity has no value then)."""
 
     tensor: str
     axis: int
@@ -215,7 +215,9 @@ class Tensor:
         return instance.weight(self, None)  # type: ignore[attr-defined]
 
 
-def tensor(name: str, *dims: SymLike, optional: bool = False, types: tuple[GGMLType, ...] | None = None, **kw: Any) -> Any:
+def tensor(
+    name: str, *dims: SymLike, optional: bool = False, types: tuple[GGMLType, ...] | None = None, **kw: Any
+) -> Any:
     """A vector or table that ggml adds or multiplies elementwise: F32 unless ``types`` says otherwise."""
     return Tensor(name, dims, optional, types or (GGMLType.f32,), **kw)
 
@@ -230,8 +232,8 @@ def matrix(name: str, *dims: SymLike, optional: bool = False, scaled: bool = Tru
 class KVCache:
     """Keys and values of one layer, one row a token: ``k`` and ``v`` are row widths.
 
-    ``window``: the sliding window of layers for which the layer flag named ``sliding`` is true; those layers live in a cache of
-    their own that keeps only what the window can reach. ``rotatable``: whether quantised cache types are
+    ``window``: the sliding window of layers for which the layer flag named ``sliding`` is true; those layers live in
+    a cache of their own that keeps only what the window can reach. ``rotatable``: whether quantised cache types are
     rotated (Hadamard), in heads of ``head_k`` and ``head_v``.
     """
 
@@ -255,9 +257,9 @@ def kv_cache(k: Sym, v: Sym, **kw: Any) -> Any:
 
 @dataclass(eq=False)
 class LayerGroup:
-    """A run of alike layers: ``layer`` declares what one of them has, ``count`` how many there are, ``first`` the number of the first
-    in GGUF names ({il}; {i} counts from 0 inside the group). Every architecture has the group ``layers``; heads may have
-    layers of their own behind the backbone's."""
+    """A run of alike layers: ``layer`` declares what one of them has, ``count`` how many there are, ``first`` the
+    number of the first in GGUF names ({il}; {i} counts from 0 inside the group). Every architecture has the group
+    ``layers``; heads may have layers of their own behind the backbone's."""
 
     layer: type
     count: SymLike

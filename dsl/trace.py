@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import guards, source
 from .errors import GraphError, ShapeError
-from .expr import Atom, Scope, Sym, SymLike
+from .expr import Atom, Scope, SymLike
 from .guards import Guard
 from .ir import Apply, Block, Body, Iteration, Kind, Loop, Node, Ref, Value
 from .source import Position

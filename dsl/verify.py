@@ -24,7 +24,9 @@ def _verify_body(name: str, body: Body, known: set[int]) -> None:
     for node in body.nodes:
         for value in node.inputs:
             if value.kind is Kind.STATE and value.ref is not None and (value.ref.field, value.ref.il) in written:
-                _fail(name, node, f"reads {value!r} as it was before a write that comes first: use what store() returned")
+                _fail(
+                    name, node, f"reads {value!r} as it was before a write that comes first: use what store() returned"
+                )
             if value.kind in (Kind.NODE, Kind.PARAM, Kind.FEED) and id(value) not in defined:
                 _fail(name, node, f"reads {value!r} before it exists")
         for result in node.results:

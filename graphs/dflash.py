@@ -1,9 +1,10 @@
 """DFlash v1 (arXiv:2602.06036): a block-diffusion drafter. llama.cpp's ``dflash`` without further heads.
 
-The committed text reaches the drafter only as fused hidden states of the target, injected as keys and values. One pass then
-fills a block: the last committed token (anchor) followed by masks, each mask predicting the token at its own position.
-The backbone has the options of every family it was trained in (Qwen3, Gemma-4, Nemotron, MiMo); the variants with further
-heads build on this class. Paragraph numbers (OV, FW, EM, LM, CV2, RP) are those of the specification of the family.
+The committed text reaches the drafter only as fused hidden states of the target, injected as keys and values. One
+pass then fills a block: the last committed token (anchor) followed by masks, each mask predicting the token at its
+own position. The backbone has the options of every family it was trained in (Qwen3, Gemma-4, Nemotron, MiMo); the
+variants with further heads build on this class. Paragraph numbers (OV, FW, EM, LM, CV2, RP) are those of the
+specification of the family.
 """
 
 from collections.abc import Iterator
@@ -59,7 +60,9 @@ class hp(DecoderHparams):
     f_value_scale = f32("{arch}.attention.value_scale", 0.0)
     hidden_activation = text("{arch}.hidden_activation", "silu", allowed=("silu", "gelu", "gelu_pytorch_tanh"))
     n_hyper = u32(
-        "{arch}.hyper_connection.count", 0, check=lambda n: "asks for the DeepSeek-V4 backbone, which is not known" if n else None
+        "{arch}.hyper_connection.count",
+        0,
+        check=lambda n: "asks for the DeepSeek-V4 backbone, which is not known" if n else None,
     )
     rope_sections = int_list("{arch}.rope.dimension_sections", lambda hp: [0, 0, 0, 0])
     n_conv_kernel = u32("{arch}.conv_kernel_size", 0)
@@ -79,7 +82,11 @@ def has_conv(hp: Any) -> Any:
 
 class DFlashLayer(Layer):
     is_swa = LayerKey(
-        "{arch}.attention.sliding_window_pattern", bool, default=False, array_only=True, required_if=lambda hp: hp.n_swa > 0
+        "{arch}.attention.sliding_window_pattern",
+        bool,
+        default=False,
+        array_only=True,
+        required_if=lambda hp: hp.n_swa > 0,
     )
 
     attn_norm = tensor("blk.{il}.attn_norm.weight", hp.n_embd)
@@ -93,7 +100,11 @@ class DFlashLayer(Layer):
     post_attention_norm = tensor("blk.{il}.post_attention_norm.weight", hp.n_embd, optional=True)
     attn_conv_base = tensor("blk.{il}.attn_conv_base", hp.n_embd, hp.n_conv_kernel, 2, required_if=has_conv)
     attn_conv_proj = matrix(
-        "blk.{il}.attn_conv_proj.weight", hp.n_embd, 2 * hp.n_conv_kernel * n_conv_groups, scaled=False, required_if=has_conv
+        "blk.{il}.attn_conv_proj.weight",
+        hp.n_embd,
+        2 * hp.n_conv_kernel * n_conv_groups,
+        scaled=False,
+        required_if=has_conv,
     )
 
     ffn_norm = tensor("blk.{il}.ffn_norm.weight", hp.n_embd)
@@ -103,13 +114,21 @@ class DFlashLayer(Layer):
     post_ffw_norm = tensor("blk.{il}.post_ffw_norm.weight", hp.n_embd, optional=True)
     ffn_conv_base = tensor("blk.{il}.ffn_conv_base", hp.n_embd, hp.n_conv_kernel, 2, required_if=has_conv)
     ffn_conv_proj = matrix(
-        "blk.{il}.ffn_conv_proj.weight", hp.n_embd, 2 * hp.n_conv_kernel * n_conv_groups, scaled=False, required_if=has_conv
+        "blk.{il}.ffn_conv_proj.weight",
+        hp.n_embd,
+        2 * hp.n_conv_kernel * n_conv_groups,
+        scaled=False,
+        required_if=has_conv,
     )
     layer_output_scale = tensor("blk.{il}.layer_output_scale.weight", 1, optional=True)
 
     kv = kv_cache(
-        hp.n_embd_head_k * hp.n_head_kv, hp.n_embd_head_v * hp.n_head_kv, head_k=hp.n_embd_head_k, head_v=hp.n_embd_head_v,
-        window=hp.n_swa, sliding="is_swa",
+        hp.n_embd_head_k * hp.n_head_kv,
+        hp.n_embd_head_v * hp.n_head_kv,
+        head_k=hp.n_embd_head_k,
+        head_v=hp.n_embd_head_v,
+        window=hp.n_swa,
+        sliding="is_swa",
     )
 
 
@@ -121,10 +140,18 @@ class DFlash(Architecture):
     layer = DFlashLayer
     canonical_tensors: ClassVar[tuple[str, ...]] = ("blk.{il}.attn_v.weight",)
     contract = Contract(
-        features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
-        first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=argmax_rows,
+        features="target_layers",
+        width="n_embd",
+        vocab="n_vocab",
+        block_size="block_size",
+        mask_token="mask_token",
+        first_row=lambda hp: 1,
+        causal=lambda hp: bool(hp.causal),
+        propose=argmax_rows,
         outputs=lambda p_min: ("argmax", "top_logits") if p_min > 0 else ("argmax",),
-        sample=sample_rows, sample_outputs=lambda p_min: ("logits",), selects_rows=True,
+        sample=sample_rows,
+        sample_outputs=lambda p_min: ("logits",),
+        selects_rows=True,
     )
 
     token_embd = matrix("token_embd.weight", hp.n_embd, hp.n_vocab, optional=True, scaled=False, shared="token_embd")
@@ -151,7 +178,8 @@ class DFlash(Architecture):
 
     @block
     def project_kv(self, layer: LayerView, x: Value, pos: Value) -> tuple[Value, Value]:
-        """Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)."""
+        """Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3,
+        FW-7)."""
         k = nn.heads(nn.linear(layer.attn_k, x), hp.n_embd_head_k, hp.n_head_kv)
         if layer.attn_v is None:  # shared projection: values are the keys' rows under a norm of their own (FW-5)
             v = ops.rms_norm(k, hp.f_norm_rms_eps)
@@ -167,12 +195,14 @@ class DFlash(Architecture):
         (base[t] + kernel[p, t]) * x[p - t]; a kernel value serves one group of channels."""
         reach = hp.n_conv_kernel - 1
         rows = ops.pad_ext(ops.reshape(x, hp.n_embd, n_block, n_blocks), lp1=reach)
+        out: Value | None = None
         for t in counted(0, minimum(hp.n_conv_kernel, n_block), "t"):
             per_group = ops.cont(ops.select(kernel, 1, t), 1, n_conv_groups, x.ne[1])
             per_channel = ops.repeat_4d(per_group, hp.n_conv_group, n_conv_groups, x.ne[1])
             weight = ops.add(ops.reshape(per_channel, hp.n_embd, n_block, n_blocks), ops.select(base, 1, t))
             term = ops.mul(weight, ops.slice_(rows, 1, reach - t, n_block))
-            out: Value = term if t == 0 else out + term
+            out = term if t == 0 or out is None else out + term
+        assert out is not None
         return ops.reshape(out, hp.n_embd, x.ne[1])
 
     def conv_side(self, x: Value, mix: Value, base: Value, side: int) -> Value:
@@ -245,7 +275,8 @@ class DFlash(Architecture):
     # -- entry points ------------------------------------------------------------------------------------------
     @graph
     def inject(self, features: Value = feeds.features(hp.target_layers.length * hp.n_embd)) -> dict[str, Value]:
-        """Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)."""
+        """Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to
+        FW-4)."""
         pos = self.positions()
         fused = self.norm(nn.linear(self.fc, features), self.enc_output_norm)
         for layer in self.layers:

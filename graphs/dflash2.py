@@ -1,12 +1,28 @@
 """DFlash2: DFlash with a convolution around every sublayer and a selector over candidate tokens.
 
-Each row proposes its K best tokens; the selector scores every pair of neighbouring candidates, and the host walks the best
-path. Paragraphs CV2, SE and LM-3 of the specification of the family.
+Each row proposes its K best tokens; the selector scores every pair of neighbouring candidates, and the host walks the
+best path. Paragraphs CV2, SE and LM-3 of the specification of the family.
 """
 
 from collections.abc import Iterator
 
-from draftsmith.dsl import Contract, Value, arch, f32, feeds, graph, matrix, n_block, n_blocks, n_tokens, nn, ops, sample_lattice, u32, walk_lattice
+from draftsmith.dsl import (
+    Contract,
+    Value,
+    arch,
+    f32,
+    feeds,
+    graph,
+    matrix,
+    n_block,
+    n_blocks,
+    n_tokens,
+    nn,
+    ops,
+    sample_lattice,
+    u32,
+    walk_lattice,
+)
 from draftsmith.dsl.bind import BoundModel
 
 from . import dflash
@@ -29,9 +45,17 @@ class DFlash2(dflash.DFlash):
     hparams = hp
     requires = ("selector_hidden.weight",)
     contract = Contract(
-        features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
-        first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk_lattice,
-        outputs=lambda p_min: ("candidates", "scores"), sample=sample_lattice, sample_outputs=lambda p_min: ("candidates", "scores"),
+        features="target_layers",
+        width="n_embd",
+        vocab="n_vocab",
+        block_size="block_size",
+        mask_token="mask_token",
+        first_row=lambda hp: 1,
+        causal=lambda hp: bool(hp.causal),
+        propose=walk_lattice,
+        outputs=lambda p_min: ("candidates", "scores"),
+        sample=sample_lattice,
+        sample_outputs=lambda p_min: ("candidates", "scores"),
     )
 
     selector_predecessor = matrix("selector_predecessor.weight", hp.n_rank, hp.n_vocab, scaled=False)
@@ -61,7 +85,7 @@ class DFlash2(dflash.DFlash):
 
     @graph
     def draft(self, tokens: Value = feeds.tokens) -> dict[str, Value]:
-        """The block through the backbone; per row K candidates and K*K scores, predecessor by candidate (SE-1 to SE-4)."""
+        """The block through the backbone; per row K candidates and K*K scores, predecessor first (SE-1 to SE-4)."""
         hidden = self.backbone(tokens)
         logits = self.head(hidden)
         candidates = ops.top_k(logits, hp.n_candidates)

@@ -1,7 +1,8 @@
 """DSpark: DFlash with a Markov chain over the drafted tokens and a confidence head.
 
-Each row's logits get a bias that depends on the token drafted before it, so the rows of a block are no longer independent; the
-confidence head says how likely each draft is to be accepted. Paragraphs MK and OV-10 of the specification of the family.
+Each row's logits get a bias that depends on the token drafted before it, so the rows of a block are no longer
+independent; the confidence head says how likely each draft is to be accepted. Paragraphs MK and OV-10 of the
+specification of the family.
 """
 
 from collections.abc import Iterator, Mapping
@@ -65,10 +66,18 @@ class DSpark(dflash.DFlash):
     requires = ("markov_w1.weight",)
     canonical_tensors = (*dflash.DFlash.canonical_tensors, "conf_proj.weight", "conf_proj.bias")
     contract = Contract(
-        features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
-        first_row=lambda hp: 0 if hp.sample_from_anchor else 1, causal=lambda hp: bool(hp.causal), propose=confident_rows,
-        outputs=lambda p_min: ("argmax", "confidence") if p_min > 0 else ("argmax",), refuse=no_confidence,
-        sample=sample_rows, sample_outputs=lambda p_min: ("logits", "confidence") if p_min > 0 else ("logits",),
+        features="target_layers",
+        width="n_embd",
+        vocab="n_vocab",
+        block_size="block_size",
+        mask_token="mask_token",
+        first_row=lambda hp: 0 if hp.sample_from_anchor else 1,
+        causal=lambda hp: bool(hp.causal),
+        propose=confident_rows,
+        outputs=lambda p_min: ("argmax", "confidence") if p_min > 0 else ("argmax",),
+        refuse=no_confidence,
+        sample=sample_rows,
+        sample_outputs=lambda p_min: ("logits", "confidence") if p_min > 0 else ("logits",),
     )
 
     markov_w1 = matrix("markov_w1.weight", hp.n_markov, hp.n_vocab, scaled=False)
@@ -77,7 +86,7 @@ class DSpark(dflash.DFlash):
     conf_bias = tensor("conf_proj.bias", 1, optional=True)
 
     def biased(self, logits: Value, before: Value) -> Value:
-        """Logits of one position of every block [n_vocab, n_blocks], given the embedding of the token before it (MK-2)."""
+        """Logits of one position of every block [n_vocab, n_blocks], given the token before it, embedded (MK-2)."""
         bias = nn.linear(self.markov_w2, before)
         if self.d2t is not None:
             bias = nn.scatter(bias, self.d2t, hp.n_vocab, 0.0)
@@ -85,7 +94,8 @@ class DSpark(dflash.DFlash):
 
     @graph
     def draft(self, tokens: Value = feeds.tokens) -> dict[str, Value]:
-        """The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to MK-5)."""
+        """The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to
+        MK-5)."""
         hidden = self.backbone(tokens)
         base = self.head(hidden)
         rows = ops.reshape(base, hp.n_vocab, n_block, n_blocks)

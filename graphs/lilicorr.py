@@ -1,12 +1,12 @@
 """LiLiCorr: DFlash whose candidates are scored together by a small correlator.
 
-Every slot proposes its C best tokens; a few layers of attention over all slots and candidates, conditioned on the last committed
-position, give each a vector on either side, and the score of two neighbours is their product. Paragraphs LC of the
-specification of the family.
+Every slot proposes its C best tokens; a few layers of attention over all slots and candidates, conditioned on the
+last committed position, give each a vector on either side, and the score of two neighbours is their product.
+Paragraphs LC of the specification of the family.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from draftsmith.dsl import (
     Contract,
@@ -95,14 +95,30 @@ class LiLiCorr(dflash.DFlash):
 
     hparams = hp
     requires = ("lilicorr.hidden_size",)
-    canonical = {
-        "lilicorr.hidden_size": 64, "lilicorr.candidate_topk": 4, "lilicorr.num_heads": 2, "lilicorr.num_layers": 2,
-        "lilicorr.factor_dim": 16, "lilicorr.mlp_hidden_size": 128, "lilicorr.vector_eps": 1e-3, "lilicorr.logit_scale": 8.0,
+    canonical: ClassVar[Mapping[str, Any]] = {
+        "lilicorr.hidden_size": 64,
+        "lilicorr.candidate_topk": 4,
+        "lilicorr.num_heads": 2,
+        "lilicorr.num_layers": 2,
+        "lilicorr.factor_dim": 16,
+        "lilicorr.mlp_hidden_size": 128,
+        "lilicorr.vector_eps": 1e-3,
+        "lilicorr.logit_scale": 8.0,
     }
     contract = Contract(
-        features="target_layers", width="n_embd", vocab="n_vocab", block_size="block_size", mask_token="mask_token",
-        first_row=lambda hp: 1, causal=lambda hp: bool(hp.causal), propose=walk_lattice,
-        outputs=lambda p_min: ("candidates", "scores"), sample=sample_lattice, sample_outputs=lambda p_min: ("candidates", "scores"), full_blocks=True, carry=("fused", "context"),
+        features="target_layers",
+        width="n_embd",
+        vocab="n_vocab",
+        block_size="block_size",
+        mask_token="mask_token",
+        first_row=lambda hp: 1,
+        causal=lambda hp: bool(hp.causal),
+        propose=walk_lattice,
+        outputs=lambda p_min: ("candidates", "scores"),
+        sample=sample_lattice,
+        sample_outputs=lambda p_min: ("candidates", "scores"),
+        full_blocks=True,
+        carry=("fused", "context"),
     )
 
     correlator = layer_group(CorrelatorLayer, hp.n_corr_layer, first=hp.n_layer)
@@ -133,8 +149,9 @@ class LiLiCorr(dflash.DFlash):
     # -- candidates --------------------------------------------------------------------------------------
     @block
     def best_candidates(self, logits: Value) -> tuple[Value, Value]:
-        """The C best tokens of each row, best first, and the features of each: log-probability over the whole vocabulary, its
-        exponential, its distance from the best, rank, whether best (LC-1). The log-softmax is a true one (LC-14)."""
+        """The C best tokens of each row, best first, and the features of each: log-probability over the whole
+        vocabulary, its exponential, its distance from the best, rank, whether best (LC-1). The log-softmax is a true
+        one (LC-14)."""
         rows = logits.ne[1]
         top = ops.top_k(logits, hp.n_candidates)
         values = ops.reshape(ops.get_rows(ops.reshape(logits, 1, hp.n_vocab, rows), top), hp.n_candidates, rows)
@@ -179,7 +196,8 @@ class LiLiCorr(dflash.DFlash):
     # -- correlator ------------------------------------------------------------------------------------------
     @block
     def correlate(self, layer: LayerView, x: Value, bias: Value) -> Value:
-        """Attention over all slots and candidates of a block with a learned bias a pair, then a feed-forward network (LC-4)."""
+        """Attention over all slots and candidates of a block with a learned bias a pair, then a feed-forward network
+        (LC-4)."""
         n_head_dim = exact(hp.n_hidden, hp.n_corr_head)
         normed = nn.rms_norm(x, layer.attn_norm, hp.f_norm_rms_eps)
         qkv = nn.affine(layer.attn_in, normed, layer.attn_in_bias)
@@ -207,17 +225,16 @@ class LiLiCorr(dflash.DFlash):
         return ops.l2_norm(nn.affine(w, x, b), hp.f_vector_eps)
 
     @graph
-    def draft(
-        self, tokens: Value = feeds.tokens, context: Value = CONTEXT
-    ) -> dict[str, Value]:
-        """Full blocks through the backbone; per row C candidates and C*C scores, predecessor by candidate (LC-9). ``context``: for
-        each block the fused row of the last committed position (LC-12)."""
+    def draft(self, tokens: Value = feeds.tokens, context: Value = CONTEXT) -> dict[str, Value]:
+        """Full blocks through the backbone; per row C candidates and C*C scores, predecessor by candidate (LC-9).
+        ``context``: for each block the fused row of the last committed position (LC-12)."""
         hidden = self.backbone(tokens)
         logits = self.head(hidden)
         slot_hidden = ops.cont(ops.slice_(ops.reshape(hidden, hp.n_embd, hp.block_size, n_seqs), 1, 1, n_slots))
         slot_logits = ops.cont(ops.slice_(ops.reshape(logits, hp.n_vocab, hp.block_size, n_seqs), 1, 1, n_slots))
         ids, x = self.items(
-            ops.reshape(slot_logits, hp.n_vocab, n_slots * n_seqs), ops.reshape(slot_hidden, hp.n_embd, n_slots * n_seqs)
+            ops.reshape(slot_logits, hp.n_vocab, n_slots * n_seqs),
+            ops.reshape(slot_hidden, hp.n_embd, n_slots * n_seqs),
         )
         for layer in self.correlator:
             x = self.correlate(layer, x, self.attention_bias)
@@ -230,8 +247,12 @@ class LiLiCorr(dflash.DFlash):
         joined = ops.concat(ops.concat(by_item, given, axis=0), ops.mul(by_item, given), axis=0)
         joined = ops.reshape(joined, 3 * hp.n_hidden, n_items * n_seqs)
         y = ops.silu(nn.affine(self.factor_input, joined, self.factor_input_bias))
-        before = ops.reshape(self.factors(y, self.out_head, self.out_head_bias), hp.n_factor, hp.n_candidates, n_slots, n_seqs)
-        after = ops.reshape(self.factors(y, self.in_head, self.in_head_bias), hp.n_factor, hp.n_candidates, n_slots, n_seqs)
+        before = ops.reshape(
+            self.factors(y, self.out_head, self.out_head_bias), hp.n_factor, hp.n_candidates, n_slots, n_seqs
+        )
+        after = ops.reshape(
+            self.factors(y, self.in_head, self.in_head_bias), hp.n_factor, hp.n_candidates, n_slots, n_seqs
+        )
         start = ops.reshape(self.factors(anchor, self.anchor_head, self.anchor_head_bias), hp.n_factor, 1, 1, n_seqs)
 
         # row 0 predicts nothing; in row 1 every predecessor is the anchor
@@ -254,7 +275,8 @@ class LiLiCorr(dflash.DFlash):
         if model.hparam("block_size") < 2:
             yield "dflash.block_size must be at least 2: the anchor and one slot"
         if model.hparam("n_hidden") % model.hparam("n_corr_head"):
-            yield f"lilicorr.hidden_size = {model.hparam('n_hidden')} is not divisible by {model.hparam('n_corr_head')} heads"
+            heads = model.hparam("n_corr_head")
+            yield f"lilicorr.hidden_size = {model.hparam('n_hidden')} is not divisible by {heads} heads"
         if width < c * (c + 1):
             yield f"the hidden size {width} cannot hold {c} candidates and their {c * c} scores (ER-8)"
         if c > model.hparam("n_vocab"):

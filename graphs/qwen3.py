@@ -1,6 +1,7 @@
 """Qwen3, dense (arXiv:2505.09388): the target that the DFlash family drafts for. llama.cpp's ``qwen3``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from draftsmith.dsl import (
     Architecture,
@@ -46,7 +47,10 @@ class Qwen3Layer(Layer):
     ffn_down = matrix("blk.{il}.ffn_down.weight", hp.n_ff, hp.n_embd)
 
     kv = kv_cache(
-        hp.n_embd_head_k * hp.n_head_kv, hp.n_embd_head_v * hp.n_head_kv, head_k=hp.n_embd_head_k, head_v=hp.n_embd_head_v
+        hp.n_embd_head_k * hp.n_head_kv,
+        hp.n_embd_head_v * hp.n_head_kv,
+        head_k=hp.n_embd_head_k,
+        head_v=hp.n_embd_head_v,
     )
 
 
@@ -56,7 +60,10 @@ class Qwen3(Architecture):
 
     hparams = hp
     layer = Qwen3Layer
-    exports = {"token_embd": ("token_embd.weight",), "output": ("output.weight", "token_embd.weight")}
+    exports: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "token_embd": ("token_embd.weight",),
+        "output": ("output.weight", "token_embd.weight"),
+    }
 
     token_embd = matrix("token_embd.weight", hp.n_embd, hp.n_vocab)
     output_norm = tensor("output_norm.weight", hp.n_embd)
@@ -84,7 +91,9 @@ class Qwen3(Architecture):
         return nn.linear(layer.ffn_down, nn.swiglu(gate, up))
 
     @graph
-    def decode(self, tokens: Value = feeds.tokens, pos: Value = feeds.positions, out_rows: Value = feeds.out_rows) -> dict[str, Value]:
+    def decode(
+        self, tokens: Value = feeds.tokens, pos: Value = feeds.positions, out_rows: Value = feeds.out_rows
+    ) -> dict[str, Value]:
         """Prefill, decode and verify: the batch's rows through all layers; wanted rows into the head."""
         x = nn.embed(self.token_embd, tokens)
         for layer in self.layers:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from draftsmith.dsl.errors import DraftsmithError, GGUFError
 
+from draftsmith.dsl.errors import DraftsmithError, GGUFError
 from draftsmith.gguf_file import GGUFFile
 from draftsmith.tokenizer import load_tokenizer
 

@@ -72,7 +72,11 @@ def test_json_is_one_object() -> None:
     assert result.stderr == ""
     assert found["text"] + "\n" == generated() and len(found["tokens"]) == 24 and found["stop"] == "length"
     stats = found["stats"]
-    assert stats["n_max"] == 7 and stats["sampling"] == "temperature 0 (greedy)" and stats["target"].startswith("tiny-qwen3")
+    assert (
+        stats["n_max"] == 7
+        and stats["sampling"] == "temperature 0 (greedy)"
+        and stats["target"].startswith("tiny-qwen3")
+    )
     assert stats["speculation"]["mean_accepted_length"] >= 1
     assert sum(stats["time"].values()) == pytest.approx(stats["seconds"], rel=0.05)
     assert "stats" not in json.loads(run(*SHORT, "-p", PROMPT, "--json", "--no-stats").stdout)

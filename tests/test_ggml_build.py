@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from draftsmith.dsl.errors import BuildError
-from draftsmith.ggml import build, fetch, resolve, toolchain
 from filelock import FileLock
 
 from draftsmith import ggml
+from draftsmith.dsl.errors import BuildError
+from draftsmith.ggml import build, fetch, resolve, toolchain
 from tests.test_ggml_support import Recorder, make_archive, make_tree
 
 pytestmark = pytest.mark.cpu

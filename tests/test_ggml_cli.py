@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+
+from draftsmith import ggml
 from draftsmith.dsl.errors import BackendError, BuildError
 from draftsmith.ggml import cli, options
 from draftsmith.ggml.device import Device
-
-from draftsmith import ggml
 from tests.test_ggml_install import make_prefix
 from tests.test_ggml_support import make_tree
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from draftsmith.dsl.errors import BackendError
-from draftsmith.ggml import rpc
 
 from draftsmith import ggml
+from draftsmith.dsl.errors import BackendError
+from draftsmith.ggml import rpc
 
 SERVER = """
 import sys

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from draftsmith.dsl.errors import BuildError
 from draftsmith.ggml import fetch, source
 from draftsmith.ggml.pin import Pin, load_pin
-
 from tests.test_ggml_support import Recorder, fake_pip, make_archive, make_pin
 
 

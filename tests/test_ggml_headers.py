@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from draftsmith.dsl.errors import BuildError
-from draftsmith.ggml import headers
 
 from draftsmith import ggml
+from draftsmith.dsl.errors import BuildError
+from draftsmith.ggml import headers
 
 HEADER = """
 #define GGML_API extern

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from draftsmith.dsl.errors import BuildError
-from draftsmith.ggml import cache, install, options, source, toolchain
 
 from draftsmith import ggml
+from draftsmith.dsl.errors import BuildError
+from draftsmith.ggml import cache, install, options, source, toolchain
 from tests.test_ggml_support import make_tree
 
 LIBRARIES = (

@@ -13,10 +13,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from draftsmith.dsl.dtypes import REMOVED_TYPES, GGMLType
 from draftsmith.dsl.errors import GGUFError
 from draftsmith.dsl.nvfp4 import dequantize_nvfp4
-
 from draftsmith.gguf_file import GGUFFile, StringArray
 from tests.gguf_fuzz import gguf_bytes, header_bytes, kv, string, tensor, try_variants
 

@@ -15,6 +15,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
+from draftsmith import ggml
 from draftsmith.codegen.native import (
     Backends,
     NativeContext,
@@ -28,8 +30,6 @@ from draftsmith.codegen.native import (
 from draftsmith.codegen.runtime_lib import build_architecture
 from draftsmith.dsl.dtypes import GGMLType
 from draftsmith.dsl.errors import BackendError
-
-from draftsmith import ggml
 
 pytestmark = pytest.mark.cpu
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from draftsmith.codegen import ninja_build
 from draftsmith.codegen.ninja_build import CXXFLAGS, CompileError, build_library, find_compiler
 from draftsmith.codegen.runtime_lib import RUNTIME_DIR, build_runtime, cdefs

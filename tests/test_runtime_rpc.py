@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from draftsmith.codegen.native import Backends, NativeContext, NativeModel, Weights, add_rpc_server
 from draftsmith.codegen.runtime_lib import build_architecture
 from draftsmith.dsl.errors import BackendError

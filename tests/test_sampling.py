@@ -26,14 +26,13 @@ def chi_square(counts: Counter[int], expected: dict[int, float]) -> tuple[float,
     common = [t for t, p in expected.items() if p * n >= 5]
     rare = [t for t in expected if t not in common]
     classes = [([t], expected[t]) for t in common] + ([(rare, sum(expected[t] for t in rare))] if rare else [])
-    statistic = sum(
-        (sum(counts[t] for t in tokens) - n * p) ** 2 / (n * p) for tokens, p in classes if n * p > 0
-    )
+    statistic = sum((sum(counts[t] for t in tokens) - n * p) ** 2 / (n * p) for tokens, p in classes if n * p > 0)
     return statistic, CRITICAL[max(1, len(classes) - 1)]
 
 
 def by_hand(logits: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
-    """The chain written out: keep the k best, then the best that make up p, then those near the best, then the temperature."""
+    """The chain written out: keep the k best, then the best that make up p, then those near the best, then the
+    temperature."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     order = order[:top_k] if top_k else order
     weights = [np.exp(logits[i] - logits[order[0]]) for i in order]
@@ -50,7 +49,14 @@ def by_hand(logits: Sequence[float], temperature: float, top_k: int, top_p: floa
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
-    [(1.0, 0, 1.0, 0.0), (0.7, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.2), (0.5, 8, 0.9, 0.1), (2.0, 1, 1.0, 0.0)],
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.7, 5, 1.0, 0.0),
+        (1.3, 0, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.2),
+        (0.5, 8, 0.9, 0.1),
+        (2.0, 1, 1.0, 0.0),
+    ],
 )
 def test_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = np.random.default_rng(3).normal(0, 2, 40).astype(np.float32)
@@ -60,7 +66,15 @@ def test_distribution(temperature: float, top_k: int, top_p: float, min_p: float
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}, {"temperature": float("nan")}]
+    "bad",
+    [
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": 2.0},
+        {"temperature": float("nan")},
+    ],
 )
 def test_bad_options(bad: dict[str, float]) -> None:
     with pytest.raises(RequestError):
@@ -86,8 +100,8 @@ Q_ROWS = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
 @pytest.mark.parametrize("acceptance", ["match", "reject"])
 @pytest.mark.parametrize("drawn", [True, False])
 def test_emitted_tokens_follow_the_target(acceptance: str, drawn: bool) -> None:
-    """Drafts from a distribution far from the target's, or always the same ones: the first and second token come out as the target
-    would say them."""
+    """Drafts from a distribution far from the target's, or always the same ones: the first and second token come out
+    as the target would say them."""
     sampler = Sampler(SamplingOptions(1.0, 0, 1.0, 0.0, 11, acceptance))
     rng = np.random.default_rng(12)
     first: Counter[int] = Counter()
@@ -95,9 +109,7 @@ def test_emitted_tokens_follow_the_target(acceptance: str, drawn: bool) -> None:
     accepted = 0
     n = 20000
     for _ in range(n):
-        drafts = [
-            Draft(int(rng.choice(4, p=q)), Distribution(np.arange(4), q)) if drawn else Draft(1) for q in Q_ROWS
-        ]
+        drafts = [Draft(int(rng.choice(4, p=q)), Distribution(np.arange(4), q)) if drawn else Draft(1) for q in Q_ROWS]
         kept, tokens = sampler.accept(P_ROWS, drafts, 0)
         assert len(tokens) == kept + 1
         accepted += kept >= 1
@@ -137,8 +149,8 @@ def session() -> Iterator[Session]:
 @pytest.mark.cpu
 @pytest.mark.parametrize("acceptance", ["match", "reject"])
 def test_rounds_follow_the_target(session: Session, acceptance: str) -> None:
-    """Whole rounds on the trained pair: the first token, and the one behind the likeliest first token, against the target's
-    own distribution."""
+    """Whole rounds on the trained pair: the first token, and the one behind the likeliest first token, against the
+    target's own distribution."""
     session.sampling = SamplingOptions(1.0, top_k=4, top_p=1.0, min_p=0.0, seed=21, acceptance=acceptance)
     prompt = session.tokenizer.encode("class Parser:\n    def __init__(self")
     session.clear()

@@ -14,9 +14,9 @@ from string import ascii_letters
 
 import numpy as np
 import pytest
-from draftsmith.dsl.errors import GGUFError, MetadataError, RequestError
 from tokenizers import Tokenizer as HFTokenizer
 
+from draftsmith.dsl.errors import GGUFError, MetadataError, RequestError
 from draftsmith.gguf_file import GGUFFile
 from draftsmith.tokenizer import BPETokenizer, NamesTokenizer, Tokenizer, load_tokenizer
 from draftsmith.tokenizer.pretokenizers import PRE_TOKENIZERS

@@ -30,29 +30,84 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[F], F]:
 
 @click.command("generate", cls=GroupedCommand)
 @_option("-p", "--prompt", metavar="TEXT", group=PROMPT, help="The text to continue, as it is (no chat template).")
-@_option("-f", "--file", metavar="FILE", group=PROMPT,
-         help="Read the prompt from a file, - is standard input; a line feed at its end is dropped.")
-@_option("-n", "--n-predict", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", group=PROMPT,
-         help="Most tokens to generate.")
+@_option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    group=PROMPT,
+    help="Read the prompt from a file, - is standard input; a line feed at its end is dropped.",
+)
+@_option(
+    "-n",
+    "--n-predict",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    group=PROMPT,
+    help="Most tokens to generate.",
+)
 @_option("--stop", multiple=True, metavar="TEXT", group=PROMPT, help="End before this text; may be repeated.")
 @_option("--ignore-eos", is_flag=True, group=PROMPT, help="Go on behind the tokens that end a text.")
-@_option("--temp", "--temperature", "temperature", type=float, default=0.0, show_default=True, metavar="T", group=SAMPLING,
-         help="0: greedy, the most likely token each time.")
-@_option("--top-k", type=int, metavar="K", group=SAMPLING, show_default="40",
-         help="Sample from the K most likely tokens; 0: from all.")
-@_option("--top-p", type=float, metavar="P", group=SAMPLING, show_default="0.95",
-         help="Sample from the most likely tokens that make up P; 1: from all.")
-@_option("--min-p", type=float, metavar="P", group=SAMPLING, show_default="0.05",
-         help="Sample from tokens at least P times as likely as the best; 0: from all.")
-@_option("-s", "--seed", type=click.IntRange(min=0), metavar="N", group=SAMPLING, show_default="random",
-         help="Equal seeds give equal texts.")
-@_option("--accept", "acceptance", type=click.Choice(["match", "reject"]), group=SAMPLING, show_default="match",
-         help="How drafts are accepted; both keep the target's distribution. match: as llama.cpp; reject: drafts are drawn "
-              "from the drafter's distribution, and more of them hold.")
-@_option("--stats/--no-stats", default=None, group=OUTPUT, show_default="stats",
-         help="Print statistics behind the text.")
-@_option("--json", "as_json", is_flag=True, group=OUTPUT,
-         help="Print one JSON object with text, tokens and statistics.")
+@_option(
+    "--temp",
+    "--temperature",
+    "temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="T",
+    group=SAMPLING,
+    help="0: greedy, the most likely token each time.",
+)
+@_option(
+    "--top-k",
+    type=int,
+    metavar="K",
+    group=SAMPLING,
+    show_default="40",
+    help="Sample from the K most likely tokens; 0: from all.",
+)
+@_option(
+    "--top-p",
+    type=float,
+    metavar="P",
+    group=SAMPLING,
+    show_default="0.95",
+    help="Sample from the most likely tokens that make up P; 1: from all.",
+)
+@_option(
+    "--min-p",
+    type=float,
+    metavar="P",
+    group=SAMPLING,
+    show_default="0.05",
+    help="Sample from tokens at least P times as likely as the best; 0: from all.",
+)
+@_option(
+    "-s",
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    group=SAMPLING,
+    show_default="random",
+    help="Equal seeds give equal texts.",
+)
+@_option(
+    "--accept",
+    "acceptance",
+    type=click.Choice(["match", "reject"]),
+    group=SAMPLING,
+    show_default="match",
+    help="How drafts are accepted; both keep the target's distribution. match: as llama.cpp; reject: drafts are drawn "
+    "from the drafter's distribution, and more of them hold.",
+)
+@_option(
+    "--stats/--no-stats", default=None, group=OUTPUT, show_default="stats", help="Print statistics behind the text."
+)
+@_option(
+    "--json", "as_json", is_flag=True, group=OUTPUT, help="Print one JSON object with text, tokens and statistics."
+)
 @_option("-q", "--quiet", is_flag=True, group=OUTPUT, help="Print nothing but the text and errors.")
 @session_options
 @verbose_option

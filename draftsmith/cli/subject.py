@@ -19,8 +19,8 @@ def describe(
     options: Options,
     observe: Callable[[str, BoundModel, Graph], None] | None = None,
 ) -> tuple[BoundModel, dict[str, Graph]]:
-    """The model and its graphs. ``target``: for a drafter, what it is paired with (name or file, too). ``observe`` sees each graph as
-    traced and after each pass."""
+    """The model and its graphs. ``target``: for a drafter, what it is paired with (name or file, too). ``observe``
+    sees each graph as traced and after each pass."""
     from draftsmith.model import trace_all
 
     lender = None if target is None else _bind(target, options, None)
