@@ -124,7 +124,7 @@ struct write_kv_result {
 };
 
 // Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)
-// graphs/dflash.py:151 project_kv
+// graphs/dflash.py:179 project_kv
 // in:  x [n_embd, n_tokens], pos [n_tokens]
 // out: k [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_k, n_head_kv, n_tokens]
 project_kv_result project_kv(
@@ -136,14 +136,14 @@ project_kv_result project_kv(
     const auto & hp = b.hp;
 
     ggml_tensor * k = ggml_mul_mat(ctx, layer.attn_k, x);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:154
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:183
     b.g.cb(k, "project_kv.k", layer.il);
-    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:156
+    ggml_tensor * v = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps); // dflash.py:185
     b.g.cb(v, "project_kv.v", layer.il);
     k = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
     k = ggml_mul(ctx, k, layer.attn_k_norm);
     k = ggml_rope_ext(ctx, k, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:149
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:177
     b.g.cb(k, "project_kv.k.2", layer.il);
     return { k, v };
 }
@@ -171,7 +171,7 @@ write_kv_result write_kv(
     return { k_cache, v_cache };
 }
 
-// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n_tokens]
+// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n]
 // dsl/nn.py:86 attention
 // in:  q [n_embd_head_k, n_head, n_tokens], k_cache [n_embd_head_k*n_head_kv, n_cells], v_cache [n_embd_head_v*n_head_kv, n_cells], mask [n_kv, n_tokens]
 // out: [n_embd_head_v*n_head, n_tokens]
@@ -185,26 +185,26 @@ ggml_tensor * attention(
     ggml_context * ctx = b.ctx;
     const auto & hp = b.hp;
 
-    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:95
+    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:101
     b.g.cb(q_2, "attention.q", layer.il);
     ggml_tensor * k = ggml_view_2d(ctx, k_cache, k_cache->ne[0], mask->ne[0], k_cache->nb[1], 0);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:96
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:102
     b.g.cb(k, "attention.k", layer.il);
     ggml_tensor * v = ggml_view_2d(ctx, v_cache, v_cache->ne[0], mask->ne[0], v_cache->nb[1], 0);
-    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:97
+    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:103
     b.g.cb(v, "attention.v", layer.il);
-    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:98
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:104
     b.g.cb(k, "attention.k.2", layer.il);
-    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:98
+    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:104
     b.g.cb(v, "attention.v.2", layer.il);
-    ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
+    ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:110
     ggml_prec_set_acc(out, GGML_PREC_F32);
     b.g.cb(out, "attention.out", layer.il);
     return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // The block's rows over everything in the cache, themselves included (FW-6 to FW-11)
-// graphs/dflash.py:182 self_attention
+// graphs/dflash.py:213 self_attention
 // in:  x [n_embd, n_tokens], pos [n_tokens], cells [n_tokens], mask [n_kv, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * self_attention(
@@ -219,28 +219,28 @@ ggml_tensor * self_attention(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:139
+    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:167
     b.g.cb(cur, "self_attention.cur", layer.il);
     ggml_tensor * q = ggml_mul_mat(ctx, layer.attn_q, cur);
-    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:190
+    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:221
     b.g.cb(q, "self_attention.q", layer.il);
     q = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
     q = ggml_mul(ctx, q, layer.attn_q_norm);
     q = ggml_rope_ext(ctx, q, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:149
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:177
     b.g.cb(q, "self_attention.q.2", layer.il);
-    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:192
-    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:193
+    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:223
+    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:224
 
-    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:196
+    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:227
     b.g.cb(out, "self_attention.out", layer.il);
-    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:197
+    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:228
     b.g.cb(out, "self_attention.out.2", layer.il);
     return out;
 }
 
 // Normed stream -> gated network (FW-13 to FW-15)
-// graphs/dflash.py:204 feed_forward
+// graphs/dflash.py:235 feed_forward
 // in:  x [n_embd, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * feed_forward(
@@ -251,21 +251,21 @@ ggml_tensor * feed_forward(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:139
+    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:167
     b.g.cb(cur, "feed_forward.cur", layer.il);
-    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:212
+    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:243
     b.g.cb(gate, "feed_forward.gate", layer.il);
-    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:213
+    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:244
     b.g.cb(up, "feed_forward.up", layer.il);
-    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:214
+    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:245
     b.g.cb(gated, "feed_forward.gated", layer.il);
-    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:215
+    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:246
     b.g.cb(out, "feed_forward.out", layer.il);
     return out;
 }
 
 // Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)
-// graphs/dflash.py:245 inject
+// graphs/dflash.py:276 inject
 void build_inject(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dflash_model *>(model_data);
     const dflash_build b(g, model, *static_cast<const dflash_state *>(state_data));
@@ -280,18 +280,18 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 
     ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features);
     fused = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps);
-    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:139
+    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:167
     g.cb(fused, "fused");
-    for (const auto & layer : m.layers) { // dflash.py:250
+    for (const auto & layer : m.layers) { // dflash.py:282
         const auto & state = states.layers[layer.il];
-        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:251
-        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:252
+        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:283
+        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:284
     }
     g.output("fused", fused);
 }
 
 // The noise block through all layers (OV-7, FW-17); the head sees the rows that are wanted
-// graphs/dflash.py:255 draft
+// graphs/dflash.py:287 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dflash_model *>(model_data);
     const dflash_build b(g, model, *static_cast<const dflash_state *>(state_data));
@@ -306,31 +306,31 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
     ggml_tensor * kv_mask = g.input("kv_mask", GGML_TYPE_F16, b.n_kv, b.n_tokens);
 
-    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:223
+    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:254
     g.cb(x, "x");
-    for (const auto & layer : m.layers) { // dflash.py:226
+    for (const auto & layer : m.layers) { // dflash.py:257
         const auto & state = states.layers[layer.il];
         ggml_tensor * cur = self_attention(b, layer, state, x, pos, kv_cells, kv_mask);
-        x = ggml_add(ctx, x, cur); // dflash.py:227
+        x = ggml_add(ctx, x, cur); // dflash.py:258
         g.cb(x, "x.2", layer.il);
         cur = feed_forward(b, layer, x);
-        x = ggml_add(ctx, x, cur); // dflash.py:228
+        x = ggml_add(ctx, x, cur); // dflash.py:259
         g.cb(x, "x.3", layer.il);
     }
     ggml_tensor * logits = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
     logits = ggml_mul(ctx, logits, m.output_norm);
-    logits = ggml_get_rows(ctx, logits, out_rows); // dflash.py:258
+    logits = ggml_get_rows(ctx, logits, out_rows); // dflash.py:290
     g.cb(logits, "logits.2");
-    logits = ggml_mul_mat(ctx, m.output, logits); // dflash.py:239
+    logits = ggml_mul_mat(ctx, m.output, logits); // dflash.py:270
     g.cb(logits, "logits");
-    ggml_tensor * top = ggml_top_k(ctx, logits, std::min<int64_t>(10, hp.n_vocab)); // dflash.py:259
+    ggml_tensor * top = ggml_top_k(ctx, logits, std::min<int64_t>(10, hp.n_vocab)); // dflash.py:291
     g.cb(top, "top");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab_draft, b.n_outputs); // dflash.py:260
+    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab_draft, b.n_outputs); // dflash.py:292
     g.cb(rows, "rows");
     ggml_tensor * top_logits = ggml_get_rows(ctx, rows, top);
-    top_logits = ggml_reshape_2d(ctx, top_logits, std::min<int64_t>(10, hp.n_vocab), b.n_outputs); // dflash.py:261
+    top_logits = ggml_reshape_2d(ctx, top_logits, std::min<int64_t>(10, hp.n_vocab), b.n_outputs); // dflash.py:293
     g.cb(top_logits, "top_logits");
-    ggml_tensor * argmax = ggml_argmax(ctx, logits); // dflash.py:262
+    ggml_tensor * argmax = ggml_argmax(ctx, logits); // dflash.py:294
     g.cb(argmax, "argmax");
     g.output("logits", logits);
     g.output("argmax", argmax);

@@ -130,7 +130,7 @@ struct write_kv_result {
 };
 
 // Keys (normed, rotated) and values of rows; the same for injected features and for the block (FW-2, FW-3, FW-7)
-// graphs/dflash.py:151 project_kv
+// graphs/dflash.py:179 project_kv
 // in:  x [n_embd, n_tokens], pos [n_tokens]
 // out: k [n_embd_head_k, n_head_kv, n_tokens], v [n_embd_head_v, n_head_kv, n_tokens]
 project_kv_result project_kv(
@@ -142,15 +142,15 @@ project_kv_result project_kv(
     const auto & hp = b.hp;
 
     ggml_tensor * k = ggml_mul_mat(ctx, layer.attn_k, x);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:154
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // dflash.py:183
     b.g.cb(k, "project_kv.k", layer.il);
     ggml_tensor * v = ggml_mul_mat(ctx, layer.attn_v, x);
-    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, b.n_tokens); // dflash.py:158
+    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, b.n_tokens); // dflash.py:187
     b.g.cb(v, "project_kv.v", layer.il);
     k = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
     k = ggml_mul(ctx, k, layer.attn_k_norm);
     k = ggml_rope_ext(ctx, k, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:149
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:177
     b.g.cb(k, "project_kv.k.2", layer.il);
     return { k, v };
 }
@@ -178,7 +178,7 @@ write_kv_result write_kv(
     return { k_cache, v_cache };
 }
 
-// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n_tokens]
+// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n]
 // dsl/nn.py:86 attention
 // in:  q [n_embd_head_k, n_head, n_tokens], k_cache [n_embd_head_k*n_head_kv, n_cells], v_cache [n_embd_head_v*n_head_kv, n_cells], mask [n_kv, n_tokens]
 // out: [n_embd_head_v*n_head, n_tokens]
@@ -192,36 +192,36 @@ ggml_tensor * attention(
     ggml_context * ctx = b.ctx;
     const auto & hp = b.hp;
 
-    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:95
+    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:101
     b.g.cb(q_2, "attention.q", layer.il);
     ggml_tensor * k = ggml_view_2d(ctx, k_cache, k_cache->ne[0], mask->ne[0], k_cache->nb[1], 0);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:96
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:102
     b.g.cb(k, "attention.k", layer.il);
     ggml_tensor * v = ggml_view_2d(ctx, v_cache, v_cache->ne[0], mask->ne[0], v_cache->nb[1], 0);
-    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:97
+    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:103
     b.g.cb(v, "attention.v", layer.il);
-    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:98
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:104
     b.g.cb(k, "attention.k.2", layer.il);
-    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:98
+    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:104
     b.g.cb(v, "attention.v.2", layer.il);
-    ggml_tensor * kq = ggml_mul_mat(ctx, k, q_2); // nn.py:106
+    ggml_tensor * kq = ggml_mul_mat(ctx, k, q_2); // nn.py:112
     ggml_prec_set_acc(kq, GGML_PREC_F32);
     b.g.cb(kq, "attention.kq", layer.il);
-    kq = ggml_soft_max_ext(ctx, kq, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f); // nn.py:107
+    kq = ggml_soft_max_ext(ctx, kq, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f); // nn.py:113
     b.g.cb(kq, "attention.kq.2", layer.il);
     v = ggml_transpose(ctx, v);
-    v = ggml_cont(ctx, v); // nn.py:110
+    v = ggml_cont(ctx, v); // nn.py:116
     b.g.cb(v, "attention.v.3", layer.il);
-    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // nn.py:111
+    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // nn.py:117
     b.g.cb(kqv, "attention.kqv", layer.il);
     ggml_tensor * out = ggml_permute(ctx, kqv, 0, 2, 1, 3);
-    out = ggml_cont_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:112
+    out = ggml_cont_3d(ctx, out, hp.n_embd_head_v, hp.n_head, b.n_tokens); // nn.py:118
     b.g.cb(out, "attention.out", layer.il);
     return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // The block's rows over everything in the cache, themselves included (FW-6 to FW-11)
-// graphs/dflash.py:182 self_attention
+// graphs/dflash.py:213 self_attention
 // in:  x [n_embd, n_tokens], pos [n_tokens], cells [n_tokens], mask [n_kv, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * self_attention(
@@ -236,28 +236,28 @@ ggml_tensor * self_attention(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:139
+    cur = ggml_mul(ctx, cur, layer.attn_norm); // dflash.py:167
     b.g.cb(cur, "self_attention.cur", layer.il);
     ggml_tensor * q = ggml_mul_mat(ctx, layer.attn_q, cur);
-    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:190
+    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // dflash.py:221
     b.g.cb(q, "self_attention.q", layer.il);
     q = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
     q = ggml_mul(ctx, q, layer.attn_q_norm);
     q = ggml_rope_ext(ctx, q, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:149
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // dflash.py:177
     b.g.cb(q, "self_attention.q.2", layer.il);
-    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:192
-    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:193
+    auto [k, v] = project_kv(b, layer, cur, pos); // dflash.py:223
+    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // dflash.py:224
 
-    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:196
+    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // dflash.py:227
     b.g.cb(out, "self_attention.out", layer.il);
-    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:197
+    out = ggml_mul_mat(ctx, layer.attn_output, out); // dflash.py:228
     b.g.cb(out, "self_attention.out.2", layer.il);
     return out;
 }
 
 // Normed stream -> gated network (FW-13 to FW-15)
-// graphs/dflash.py:204 feed_forward
+// graphs/dflash.py:235 feed_forward
 // in:  x [n_embd, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * feed_forward(
@@ -268,21 +268,21 @@ ggml_tensor * feed_forward(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:139
+    cur = ggml_mul(ctx, cur, layer.ffn_norm); // dflash.py:167
     b.g.cb(cur, "feed_forward.cur", layer.il);
-    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:212
+    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // dflash.py:243
     b.g.cb(gate, "feed_forward.gate", layer.il);
-    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:213
+    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // dflash.py:244
     b.g.cb(up, "feed_forward.up", layer.il);
-    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:214
+    ggml_tensor * gated = ggml_swiglu_split(ctx, gate, up); // dflash.py:245
     b.g.cb(gated, "feed_forward.gated", layer.il);
-    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:215
+    ggml_tensor * out = ggml_mul_mat(ctx, layer.ffn_down, gated); // dflash.py:246
     b.g.cb(out, "feed_forward.out", layer.il);
     return out;
 }
 
 // Fuse target features and write every layer's keys and values; no attention, nothing drafted (OV-5, FW-1 to FW-4)
-// graphs/dflash.py:245 inject
+// graphs/dflash.py:276 inject
 void build_inject(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -297,18 +297,18 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 
     ggml_tensor * fused = ggml_mul_mat(ctx, m.fc, features);
     fused = ggml_rms_norm(ctx, fused, hp.f_norm_rms_eps);
-    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:139
+    fused = ggml_mul(ctx, fused, m.enc_output_norm); // dflash.py:167
     g.cb(fused, "fused");
-    for (const auto & layer : m.layers) { // dflash.py:250
+    for (const auto & layer : m.layers) { // dflash.py:282
         const auto & state = states.layers[layer.il];
-        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:251
-        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:252
+        auto [k, v] = project_kv(b, layer, fused, pos); // dflash.py:283
+        write_kv(b, layer, state, k, v, kv_cells); // dflash.py:284
     }
     g.output("fused", fused);
 }
 
 // The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to MK-5)
-// graphs/dspark.py:86 draft
+// graphs/dspark.py:95 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -322,88 +322,88 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
     ggml_tensor * kv_mask = g.input("kv_mask", GGML_TYPE_F16, b.n_kv, b.n_tokens);
 
-    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:223
+    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // dflash.py:254
     g.cb(x, "x");
-    for (const auto & layer : m.layers) { // dflash.py:226
+    for (const auto & layer : m.layers) { // dflash.py:257
         const auto & state = states.layers[layer.il];
         ggml_tensor * cur = self_attention(b, layer, state, x, pos, kv_cells, kv_mask);
-        x = ggml_add(ctx, x, cur); // dflash.py:227
+        x = ggml_add(ctx, x, cur); // dflash.py:258
         g.cb(x, "x.2", layer.il);
         cur = feed_forward(b, layer, x);
-        x = ggml_add(ctx, x, cur); // dflash.py:228
+        x = ggml_add(ctx, x, cur); // dflash.py:259
         g.cb(x, "x.3", layer.il);
     }
     ggml_tensor * hidden = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    hidden = ggml_mul(ctx, hidden, m.output_norm); // dflash.py:139
+    hidden = ggml_mul(ctx, hidden, m.output_norm); // dflash.py:167
     g.cb(hidden, "hidden");
-    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:239
+    ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:270
     g.cb(logits, "logits");
     ggml_tensor * spread = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, hp.n_vocab, b.n_tokens), -INFINITY);
     ggml_tensor * cur = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab_draft, b.n_tokens);
-    spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dflash.py:242
+    spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dflash.py:273
     g.cb(spread, "spread");
-    ggml_tensor * base = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_tokens); // dflash.py:242
+    ggml_tensor * base = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_tokens); // dflash.py:273
     g.cb(base, "base");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, spread, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:91
+    ggml_tensor * rows = ggml_reshape_3d(ctx, spread, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:101
     g.cb(rows, "rows");
-    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:92
+    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:102
     g.cb(ids, "ids");
     ggml_tensor * anchor = ggml_view_2d(ctx, ids, 1, ids->ne[1], ids->nb[1], 0);
-    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:93
+    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:103
     g.cb(anchor, "anchor");
 
-    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:96
+    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:106
     g.cb(before, "before");
     ggml_tensor * all_before = ggml_fill(ctx,
             ggml_new_tensor_3d(ctx, GGML_TYPE_F32, hp.n_markov, b.n_tokens/b.n_blocks, b.n_blocks), 0.0f);
     cur = ggml_reshape_3d(ctx, before, hp.n_markov, 1, b.n_blocks);
-    all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], 0); // dspark.py:97
+    all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], 0); // dspark.py:107
     g.cb(all_before, "all_before");
-    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:98
+    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:108
     g.cb(all_logits, "all_logits");
-    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:99
+    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:109
     g.cb(all_tokens, "all_tokens");
-    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:106
-        before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:107
+    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:116
+        before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:117
         g.cb(before, "before.2");
-        logits = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:108
+        logits = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:118
         g.cb(logits, "logits.2");
-        ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:81
+        ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:90
         g.cb(bias, "bias");
         spread = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, hp.n_vocab, b.n_blocks), 0.0f);
         cur = ggml_reshape_3d(ctx, bias, 1, hp.n_vocab_draft, b.n_blocks);
-        spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dspark.py:83
+        spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dspark.py:92
         g.cb(spread, "spread");
-        bias = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_blocks); // dspark.py:83
+        bias = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_blocks); // dspark.py:92
         g.cb(bias, "bias.2");
-        logits = ggml_add(ctx, logits, bias); // dspark.py:84
+        logits = ggml_add(ctx, logits, bias); // dspark.py:93
         g.cb(logits, "logits.2");
-        anchor = ggml_argmax(ctx, logits); // dspark.py:109
+        anchor = ggml_argmax(ctx, logits); // dspark.py:119
         g.cb(anchor, "token");
         cur = ggml_reshape_3d(ctx, before, hp.n_markov, 1, b.n_blocks);
-        all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], i*all_before->nb[1]); // dspark.py:110
+        all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], i*all_before->nb[1]); // dspark.py:120
         g.cb(all_before, "all_before.2");
         cur = ggml_reshape_3d(ctx, logits, hp.n_vocab, 1, b.n_blocks);
-        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:111
+        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:121
         g.cb(all_logits, "all_logits.2");
         cur = ggml_reshape_2d(ctx, anchor, 1, b.n_blocks);
-        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:112
+        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:122
         g.cb(all_tokens, "all_tokens.2");
     }
 
-    logits = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:114
+    logits = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:124
     g.cb(logits, "logits.3");
-    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:115
+    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:125
     g.cb(argmax, "argmax");
     ggml_tensor * seen = ggml_reshape_2d(ctx, all_before, hp.n_markov, b.n_tokens);
-    seen = ggml_concat(ctx, hidden, seen, 0); // dspark.py:118
+    seen = ggml_concat(ctx, hidden, seen, 0); // dspark.py:128
     g.cb(seen, "seen");
-    ggml_tensor * confidence = ggml_mul_mat(ctx, m.conf_proj, seen); // dspark.py:119
+    ggml_tensor * confidence = ggml_mul_mat(ctx, m.conf_proj, seen); // dspark.py:129
     g.cb(confidence, "confidence");
-    confidence = ggml_add(ctx, confidence, m.conf_bias); // dspark.py:121
+    confidence = ggml_add(ctx, confidence, m.conf_bias); // dspark.py:131
     g.cb(confidence, "confidence.2");
-    cur = ggml_sigmoid(ctx, confidence); // dspark.py:122
-    confidence = ggml_reshape_1d(ctx, cur, b.n_tokens); // dspark.py:122
+    cur = ggml_sigmoid(ctx, confidence); // dspark.py:132
+    confidence = ggml_reshape_1d(ctx, cur, b.n_tokens); // dspark.py:132
     g.cb(confidence, "confidence.3");
     g.output("logits", logits);
     g.output("argmax", argmax);

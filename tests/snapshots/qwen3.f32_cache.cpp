@@ -120,7 +120,7 @@ write_kv_result write_kv(
     return { k_cache, v_cache };
 }
 
-// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n_tokens]
+// softmax(q.k*scale + mask).v of queries [head, n_head, n_tokens] over the cache; rows [head_v*n_head, n]
 // dsl/nn.py:86 attention
 // in:  q [n_embd_head_k, n_head, n_tokens], k_cache [n_embd_head_k*n_head_kv, n_cells], v_cache [n_embd_head_v*n_head_kv, n_cells], mask [n_kv, n_tokens]
 // out: [n_embd_head_v*n_head, n_tokens]
@@ -134,30 +134,30 @@ ggml_tensor * attention(
     ggml_context * ctx = b.ctx;
     const auto & hp = b.hp;
 
-    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:95
+    ggml_tensor * q_2 = ggml_permute(ctx, q, 0, 2, 1, 3); // nn.py:101
     b.g.cb(q_2, "attention.q", layer.il);
     ggml_tensor * k = ggml_view_2d(ctx, k_cache, k_cache->ne[0], mask->ne[0], k_cache->nb[1], 0);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:96
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, mask->ne[0]); // nn.py:102
     b.g.cb(k, "attention.k", layer.il);
     ggml_tensor * v = ggml_view_2d(ctx, v_cache, v_cache->ne[0], mask->ne[0], v_cache->nb[1], 0);
-    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:97
+    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, mask->ne[0]); // nn.py:103
     b.g.cb(v, "attention.v", layer.il);
-    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:98
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // nn.py:104
     b.g.cb(k, "attention.k.2", layer.il);
-    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:98
+    v = ggml_permute(ctx, v, 0, 2, 1, 3); // nn.py:104
     b.g.cb(v, "attention.v.2", layer.il);
-    k = ggml_cast(ctx, k, GGML_TYPE_F16); // nn.py:101
+    k = ggml_cast(ctx, k, GGML_TYPE_F16); // nn.py:107
     b.g.cb(k, "attention.k.3", layer.il);
-    v = ggml_cast(ctx, v, GGML_TYPE_F16); // nn.py:103
+    v = ggml_cast(ctx, v, GGML_TYPE_F16); // nn.py:109
     b.g.cb(v, "attention.v.3", layer.il);
-    ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:104
+    ggml_tensor * out = ggml_flash_attn_ext(ctx, q_2, k, v, mask, 1.0f/sqrtf(float(hp.n_embd_head_k)), 0.0f, 0.0f); // nn.py:110
     ggml_prec_set_acc(out, GGML_PREC_F32);
     b.g.cb(out, "attention.out", layer.il);
     return ggml_reshape_2d(ctx, out, hp.n_embd_head_v*hp.n_head, b.n_tokens);
 }
 
 // Normed stream -> attention over the cache -> output projection
-// graphs/qwen3.py:61 self_attention
+// graphs/qwen3.py:72 self_attention
 // in:  x [n_embd, n_tokens], pos [n_tokens], cells [n_tokens], mask [n_kv, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * self_attention(
@@ -172,35 +172,35 @@ ggml_tensor * self_attention(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.attn_norm); // qwen3.py:64
+    cur = ggml_mul(ctx, cur, layer.attn_norm); // qwen3.py:75
     b.g.cb(cur, "self_attention.cur", layer.il);
     ggml_tensor * q = ggml_mul_mat(ctx, layer.attn_q, cur);
-    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // qwen3.py:65
+    q = ggml_reshape_3d(ctx, q, hp.n_embd_head_k, hp.n_head, b.n_tokens); // qwen3.py:76
     b.g.cb(q, "self_attention.q", layer.il);
     ggml_tensor * k = ggml_mul_mat(ctx, layer.attn_k, cur);
-    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // qwen3.py:66
+    k = ggml_reshape_3d(ctx, k, hp.n_embd_head_k, hp.n_head_kv, b.n_tokens); // qwen3.py:77
     b.g.cb(k, "self_attention.k", layer.il);
     ggml_tensor * v = ggml_mul_mat(ctx, layer.attn_v, cur);
-    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, b.n_tokens); // qwen3.py:67
+    v = ggml_reshape_3d(ctx, v, hp.n_embd_head_v, hp.n_head_kv, b.n_tokens); // qwen3.py:78
     b.g.cb(v, "self_attention.v", layer.il);
     q = ggml_rms_norm(ctx, q, hp.f_norm_rms_eps);
     q = ggml_mul(ctx, q, layer.attn_q_norm);
     q = ggml_rope_ext(ctx, q, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // qwen3.py:68
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // qwen3.py:79
     b.g.cb(q, "self_attention.q.2", layer.il);
     k = ggml_rms_norm(ctx, k, hp.f_norm_rms_eps);
     k = ggml_mul(ctx, k, layer.attn_k_norm);
     k = ggml_rope_ext(ctx, k, pos, nullptr, hp.n_rot, GGML_ROPE_TYPE_NEOX, hp.n_ctx_orig_yarn, hp.rope_freq_base, 1.0f,
-            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // qwen3.py:69
+            0.0f, hp.yarn_attn_factor, hp.yarn_beta_fast, hp.yarn_beta_slow); // qwen3.py:80
     b.g.cb(k, "self_attention.k.2", layer.il);
-    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // qwen3.py:70
-    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // qwen3.py:71
+    auto [k_cache, v_cache] = write_kv(b, layer, state, k, v, cells); // qwen3.py:81
+    ggml_tensor * out = attention(b, layer, q, k_cache, v_cache, mask); // qwen3.py:82
     b.g.cb(out, "self_attention.out", layer.il);
     return ggml_mul_mat(ctx, layer.attn_output, out);
 }
 
 // Normed stream -> SwiGLU
-// graphs/qwen3.py:74 feed_forward
+// graphs/qwen3.py:85 feed_forward
 // in:  x [n_embd, n_tokens]
 // out: [n_embd, n_tokens]
 ggml_tensor * feed_forward(
@@ -211,18 +211,18 @@ ggml_tensor * feed_forward(
     const auto & hp = b.hp;
 
     ggml_tensor * cur = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    cur = ggml_mul(ctx, cur, layer.ffn_norm); // qwen3.py:77
+    cur = ggml_mul(ctx, cur, layer.ffn_norm); // qwen3.py:88
     b.g.cb(cur, "feed_forward.cur", layer.il);
-    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // qwen3.py:78
+    ggml_tensor * gate = ggml_mul_mat(ctx, layer.ffn_gate, cur); // qwen3.py:89
     b.g.cb(gate, "feed_forward.gate", layer.il);
-    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // qwen3.py:79
+    ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, cur); // qwen3.py:90
     b.g.cb(up, "feed_forward.up", layer.il);
     cur = ggml_swiglu_split(ctx, gate, up);
     return ggml_mul_mat(ctx, layer.ffn_down, cur);
 }
 
 // Prefill, decode and verify: the batch's rows through all layers; wanted rows into the head
-// graphs/qwen3.py:82 decode
+// graphs/qwen3.py:93 decode
 void build_decode(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const qwen3_model *>(model_data);
     const qwen3_build b(g, model, *static_cast<const qwen3_state *>(state_data));
@@ -237,32 +237,32 @@ void build_decode(const void * model_data, const void * state_data, ds_graph & g
     ggml_tensor * kv_cells = g.input("kv_cells", GGML_TYPE_I64, b.n_tokens);
     ggml_tensor * kv_mask = g.input("kv_mask", GGML_TYPE_F16, b.n_kv, b.n_tokens);
 
-    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // qwen3.py:85
+    ggml_tensor * x = ggml_get_rows(ctx, m.token_embd, tokens); // qwen3.py:98
     g.cb(x, "x");
-    for (const auto & layer : m.layers) { // qwen3.py:86
+    for (const auto & layer : m.layers) { // qwen3.py:99
         const auto & state = states.layers[layer.il];
-        g.tap("layer_input", layer.il, x); // qwen3.py:87
-        ggml_tensor * attn = self_attention(b, layer, state, x, pos, kv_cells, kv_mask); // qwen3.py:88
+        g.tap("layer_input", layer.il, x); // qwen3.py:100
+        ggml_tensor * attn = self_attention(b, layer, state, x, pos, kv_cells, kv_mask); // qwen3.py:101
         g.cb(attn, "attn", layer.il);
         if (layer.il == hp.n_layer - 1) {
-            attn = ggml_get_rows(ctx, attn, out_rows); // qwen3.py:90
+            attn = ggml_get_rows(ctx, attn, out_rows); // qwen3.py:103
             g.cb(attn, "attn.2", layer.il);
-            x = ggml_get_rows(ctx, x, out_rows); // qwen3.py:90
+            x = ggml_get_rows(ctx, x, out_rows); // qwen3.py:103
             g.cb(x, "x.2", layer.il);
         }
-        x = ggml_add(ctx, x, attn); // qwen3.py:91
+        x = ggml_add(ctx, x, attn); // qwen3.py:104
         g.cb(x, "x.3", layer.il);
         ggml_tensor * cur = feed_forward(b, layer, x);
-        x = ggml_add(ctx, x, cur); // qwen3.py:92
+        x = ggml_add(ctx, x, cur); // qwen3.py:105
         g.cb(x, "x.4", layer.il);
     }
 
     ggml_tensor * hidden = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    hidden = ggml_mul(ctx, hidden, m.output_norm); // qwen3.py:97
+    hidden = ggml_mul(ctx, hidden, m.output_norm); // qwen3.py:110
     g.cb(hidden, "hidden");
-    ggml_tensor * logits = ggml_mul_mat(ctx, m.token_embd, hidden); // qwen3.py:99
+    ggml_tensor * logits = ggml_mul_mat(ctx, m.token_embd, hidden); // qwen3.py:112
     g.cb(logits, "logits");
-    ggml_tensor * argmax = ggml_argmax(ctx, logits); // qwen3.py:100
+    ggml_tensor * argmax = ggml_argmax(ctx, logits); // qwen3.py:113
     g.cb(argmax, "argmax");
     g.output("logits", logits);
     g.output("argmax", argmax);
