@@ -9,13 +9,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint setup ggml clean
+.PHONY: demo test gold lint setup ggml clean
 
 demo: ggml
 	@$(BIN)/draftsmith demo
 
 test: ggml
 	@$(BIN)/python -m pytest
+
+# every recorded case of the reference data beside the project; the tests replay one of each kind
+gold: ggml
+	@$(BIN)/python -m tests.gold $(or $(GOLD),../shared/gold ../shared/models)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,20 @@ Golden = Callable[[str, str], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="replay every recorded case, not one of each kind")
     parser.addoption("--update-golden", action="store_true", help="write tests/snapshots anew instead of comparing")
+
+
+@pytest.fixture(autouse=True)
+def _no_architectures_left_behind() -> Iterator[None]:
+    """A file that a test loads is known to that test alone."""
+    registry = sys.modules.get("draftsmith.registry")
+    before = dict(registry._from_files) if registry else {}
+    yield
+    registry = sys.modules.get("draftsmith.registry")
+    if registry is not None:
+        registry._from_files.clear()
+        registry._from_files.update(before)
 
 
 @pytest.fixture(scope="session")

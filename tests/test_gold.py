@@ -43,19 +43,30 @@ def found() -> list[Case]:
     return [case for case in cases if landed(case)]
 
 
-CASES = found()
+SAMPLE = (
+    "target_q_base", "dflash_swa", "dflash_q4_k", "dspark_bonus_d2t", "dspark_gemma_swa", "dflash2_softcap", "lilicorr-a",
+    "tiny-qwen3", "tiny-qwen3-dflash", "tiny-qwen3-dspark",
+)
+"""What a run without --all-cases replays: every kind, each with other options. All of them take some minutes of compiling."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" not in metafunc.fixturenames:
+        return
+    everything = metafunc.config.getoption("--all-cases")
+    cases = [case for case in found() if everything or case.name in SAMPLE]
+    metafunc.parametrize("case", cases, ids=[f"{case.kind}-{case.name}" for case in cases])
 
 
 @pytest.mark.shared
 def test_there_are_cases() -> None:
     if not SHARED.is_dir():
         pytest.skip(f"the recorded reference data is not there ({SHARED})")
-    assert CASES
+    assert {case.name for case in found()} >= set(SAMPLE)
 
 
 @pytest.mark.shared
 @pytest.mark.cpu
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.kind}-{case.name}" for case in CASES])
 def test_case(case: Case) -> None:
     lines: list[str] = []
     report = Report(lines.append)
