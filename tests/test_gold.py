@@ -43,11 +43,9 @@ def found() -> list[Case]:
     return [case for case in cases if landed(case)]
 
 
-SAMPLE = (
-    "target_q_base", "dflash_swa", "dflash_q4_k", "dspark_bonus_d2t", "dspark_gemma_swa", "dflash2_softcap", "lilicorr-a",
-    "tiny-qwen3", "tiny-qwen3-dflash", "tiny-qwen3-dspark",
-)
-"""What a run without --all-cases replays: every kind, each with other options. All of them take some minutes of compiling."""
+SAMPLE = ("target_q_base", "dflash_swa", "dflash_q4_k", "dspark_bonus_d2t", "dflash2_softcap", "lilicorr-a")
+"""What a run without --all-cases replays: every kind, each with other options. All of them take some minutes of
+compiling; the trained pairs are also run by tests/drafting."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -36,7 +36,7 @@ def compare(
     limits: tuple[Limit, Limit],
 ) -> None:
     """Rows before ``first_row`` predict nothing. ``limits``: of scores, and of the recorded logits. Other candidates
-    pass where those at the cut lie within twice the limit; the scores of that row and the next are then left out."""
+    pass where those at the cut lie within the limit; the scores of that row and the next are then left out."""
     (ids, scores), (their_ids, their_scores) = found, recorded
     if ids.shape != their_ids.shape or scores.shape != their_scores.shape:
         report.add(label, False, f"candidates {list(ids.shape)} for {list(their_ids.shape)}", "equal shapes")
@@ -57,7 +57,7 @@ def compare(
         if order is None:
             changed = sorted(set(ids[s, r].tolist()) ^ set(their_ids[s, r].tolist()))
             repeated = len(set(ids[s, r].tolist())) < k
-            if (repeated or not np.ptp(logits[s, r, changed]) <= 2 * cut.max_abs) and not wrong:
+            if (repeated or not np.ptp(logits[s, r, changed]) <= cut.max_abs) and not wrong:
                 wrong = f"; sequence {s} row {r}: found {sorted(ids[s, r].tolist())}, "
                 wrong += f"recorded {sorted(their_ids[s, r].tolist())}"
         else:

@@ -218,7 +218,7 @@ def judge(
         if a == b:
             continue
         gap = _gap(block, first_row + i, a, b, own[:i], first_row)
-        if not gap <= 2 * ties.logits.max_abs:
+        if not gap <= ties.logits.max_abs:
             return Judgement(gap, f"{a} is {gap:.2e} above {b}")
         verdict.tie = max(verdict.tie, gap)
         if chained or len(own) != len(recorded):
