@@ -13,12 +13,11 @@ import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.errors import DraftsmithError
-from draftsmith.model import Model
 
 from . import loops
 from .cases import CONFIGURATION, REFERENCE, Array, Case, CaseError, Configuration, as_tokens, configuration
 from .compare import Limit, Tolerances, choices, compare, difference, weights
-from .engine import decode, joined, opened
+from .engine import decode, joined, load, opened
 from .report import Report
 
 EXACT = 5e-5
@@ -46,7 +45,7 @@ class DeepSeek:
         self.replayed: set[str] = set()
         for name in self.manifest["outputs"]:
             case.output(name)
-        self.model = Model.load(case.path(str(self.manifest["target"])))
+        self.model = load(case.path(str(self.manifest["target"])))
         self.tolerances = Tolerances(case, weights(self.model))
 
     def replay(self) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from draftsmith.batch import Batch
 from draftsmith.context import Context
 from draftsmith.dsl.errors import RequestError
-from draftsmith.model import Model
 from draftsmith.pairing import pair
 
 from . import diagnose, lattice, loops
@@ -27,7 +26,7 @@ from .cases import (
     read_json,
 )
 from .compare import Limit, Tolerances, choices, compare, precision, unmeasured
-from .engine import contract_of, decode, draft_blocks, inject, joined, opened
+from .engine import contract_of, decode, draft_blocks, inject, joined, load, opened
 from .report import Report
 
 CHUNKS = "inject_in_3_chunks"
@@ -67,8 +66,8 @@ class Drafts:
         self.replayed: set[str] = set()
         self.diagnosed = False
         self.read_files()
-        self.target = Model.load(case.path(str(self.manifest["target"])))
-        self.draft = Model.load(case.path(str(self.manifest["draft"])), target=self.target)
+        self.target = load(case.path(str(self.manifest["target"])))
+        self.draft = load(case.path(str(self.manifest["draft"])), self.target)
         self.contract = contract_of(self.draft)
         gelu = "gelu" in str(self.manifest.get("keys", {}).get("dflash.hidden_activation", ""))
         with opened(self.draft, REFERENCE, 256) as context:
@@ -261,7 +260,7 @@ class Drafts:
     # -- what needs no target, and what does ---------------------------------------------------------------------------
     def standalone(self) -> None:
         """A draft with embeddings and head of its own needs no target."""
-        alone = Model.load(self.case.path(str(self.manifest["draft"])))
+        alone = load(self.case.path(str(self.manifest["draft"])))
         play = Play(REFERENCE, "single", self.sequences[:1], suffix=" (no target)")
         s, name = play.sequences[0], "single_draft1_logits_f32"
         tokens = s["draft1"]["block_tokens"]

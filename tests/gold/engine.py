@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from draftsmith.batch import Batch
+from draftsmith.codegen.native import Backends
 from draftsmith.context import Context, ContextOptions
 from draftsmith.dsl.contract import Contract
 from draftsmith.dsl.errors import ContractError
@@ -18,6 +20,12 @@ from .cases import Array, Configuration
 
 ROOM = 64
 """Positions beyond what a replay writes, so that the end of the context never cuts a draft."""
+
+
+def load(path: str | Path, target: Model | None = None) -> Model:
+    """A model on the CPU with one thread, as the records were made: threads that wait for one another are slow where
+    several tests share the processors."""
+    return Model.load(path, target.backends if target else Backends(n_threads=1), target)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from draftsmith.model import Model
 
 from .cases import REFERENCE, Array, Case, Record, as_tokens, configuration
 from .compare import Limit, choices, compare, difference
-from .engine import contract_of, decode, draft_blocks, inject, opened
+from .engine import contract_of, decode, draft_blocks, inject, load, opened
 from .report import Report
 
 SINGLE = Limit(np.inf, 1e-9)
@@ -37,7 +37,7 @@ class Target:
         for name in self.recorded:
             case.output(name)
         self.replayed: set[str] = set()
-        self.model = Model.load(case.path(str(self.manifest.get("target", "model.gguf"))))
+        self.model = load(case.path(str(self.manifest.get("target", "model.gguf"))))
         self.n_layer = self.model.bound().n_layer
 
     def replay(self) -> None:
@@ -151,8 +151,8 @@ def replay_draft(case: Case, report: Report) -> None:
     for name in manifest["outputs"]:
         if ":" not in name:
             case.output(name)
-    target = Model.load(case.path(str(manifest["target"])))
-    draft = Model.load(case.path(str(manifest["draft"])), target=target)
+    target = load(case.path(str(manifest["target"])))
+    draft = load(case.path(str(manifest["draft"])), target)
     contract_of(draft)
     for number, block in enumerate([*manifest["blocks"], *([manifest["round2"]] if "round2" in manifest else [])]):
         second = "committed" in block

@@ -19,7 +19,7 @@ from draftsmith.session import default_pair
 
 from . import loops
 from .cases import REFERENCE, Array, configuration
-from .engine import decode, draft_blocks, inject, joined, opened
+from .engine import decode, draft_blocks, inject, joined, load, opened
 
 PROMPTS = ([699, 198, 261, 302, 366, 602], [258, 999, 386, 269], [5, 261, 310, 465, 964, 360, 294, 686, 319])
 N_CTX = 256
@@ -28,8 +28,8 @@ N_CTX = 256
 @cache
 def models() -> tuple[Model, Model]:
     target, draft = default_pair()
-    model = Model.load(target)
-    return model, Model.load(draft, target=model)
+    model = load(target)
+    return model, load(draft, model)
 
 
 @contextmanager

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from draftsmith.batch import Batch
-from draftsmith.model import Model
 
 from .cases import CONFIGURATION, REFERENCE, Array, Case, Configuration, as_tokens, configuration
 from .compare import Tolerances, choices, compare, weights
-from .engine import decode, joined, opened
+from .engine import decode, joined, load, opened
 from .report import Report
 
 OUTPUTS = ("logits", "argmax")
@@ -32,7 +31,7 @@ class Target:
         }
         for name in case.data["outputs"]:
             case.output(name)
-        self.model = Model.load(case.path(str(case.data["target"])))
+        self.model = load(case.path(str(case.data["target"])))
         self.tolerances = Tolerances(case, weights(self.model))
         self.tap_last = self.model.bound().n_layer in self.layers
 

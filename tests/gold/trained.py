@@ -19,7 +19,7 @@ from draftsmith.pairing import pair
 from . import loops
 from .cases import REFERENCE, Array, Case, CaseError, Record, as_tokens, npz, read_case, read_json
 from .compare import Limit, choices, coarsest, compare, precision, weights
-from .engine import decode, draft_blocks, inject, joined, opened
+from .engine import decode, draft_blocks, inject, joined, load, opened
 from .report import Report
 
 LIMITS = {
@@ -61,7 +61,7 @@ def replay_target(case: Case, report: Report) -> None:
 
 
 def target(case: Case, report: Report, arrays: Mapping[str, Array], path: Path) -> None:
-    model = Model.load(path)
+    model = load(path)
     limit = LIMITS[weights(model)]
     every = range(model.bound().n_layer + 1)
     n_tokens = max(len(p["ids"]) + len(p["greedy"]) for p in prompts(case))
@@ -105,7 +105,7 @@ def find_target(case: Case) -> Case:
 def replay_draft(case: Case, report: Report) -> None:
     arrays = npz(case.path(ARRAYS))
     base = find_target(case)
-    model = Model.load(files(base)[0])
+    model = load(files(base)[0])
     for path in files(case):
         with report.section(path.name):
             Drafter(case, report, base, arrays, model, path).replay()
@@ -117,7 +117,7 @@ class Drafter:
     ) -> None:
         self.case, self.report, self.arrays = case, report, arrays
         self.texts = {int(p["prompt"]): p for p in prompts(base)}
-        self.target, self.draft = target, Model.load(path, target=target)
+        self.target, self.draft = target, load(path, target)
         self.pairing = pair(target, self.draft)
         self.label = path.name
 
