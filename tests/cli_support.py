@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -35,11 +36,13 @@ def error_of(*args: str, input: str | bytes | None = None) -> str:
 
 
 def spawn(*args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """``python -m draftsmith`` in a process of its own."""
+    """``python -m draftsmith`` in a process of its own, which an interrupt reaches: what a shell starts in the
+    background ignores SIGINT, and so would its children."""
     return subprocess.Popen(
         [sys.executable, "-m", "draftsmith", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(env or {})},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
