@@ -86,6 +86,11 @@ class Contract:
     tap: str = "layer_input"
 
 
+def _largest_share(scores: NDArray[Any]) -> float:
+    """The largest probability of a softmax, which p_min is compared with."""
+    return float(1.0 / np.exp(scores - scores.max()).sum())
+
+
 def walk_lattice(
     outputs: Mapping[str, NDArray[Any]], first_row: int, n_max: int, p_min: float
 ) -> list[int]:
@@ -97,7 +102,7 @@ def walk_lattice(
     for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
         scores = outputs["scores"][row][at].astype(np.float64)
         at = int(np.argmax(scores))
-        if p_min > 0 and 1.0 / np.exp(scores - scores[at]).sum() < p_min:
+        if p_min > 0 and _largest_share(scores) < p_min:
             break
         drafted.append(int(outputs["candidates"][row][at]))
     return drafted
@@ -111,7 +116,7 @@ def sample_lattice(
     at = 0
     for row in range(first_row, min(len(outputs["candidates"]), first_row + n_max)):
         scores = outputs["scores"][row][at].astype(np.float64)
-        if p_min > 0 and 1.0 / np.exp(scores - scores.max()).sum() < p_min:
+        if p_min > 0 and _largest_share(scores) < p_min:
             break
         at, distribution = draw(outputs["candidates"][row], scores)
         drafted.append(Draft(int(outputs["candidates"][row][at]), distribution))
@@ -130,7 +135,7 @@ def sample_rows(
         logits = outputs["logits"][row]
         best = np.argsort(-logits, kind="stable")[:10]
         z = logits[best].astype(np.float64)
-        if p_min > 0 and "confidence" not in outputs and 1.0 / np.exp(z - z[0]).sum() < p_min:
+        if p_min > 0 and "confidence" not in outputs and _largest_share(z) < p_min:
             break
         at, distribution = draw(best, z)
         drafted.append(Draft(int(best[at]), distribution))
@@ -148,7 +153,7 @@ def argmax_rows(
     drafted: list[int] = []
     for token, logits in zip(ids, outputs["top_logits"][first_row:], strict=True):
         z = np.asarray(logits, dtype=np.float64)
-        if 1.0 / np.exp(z - z.max()).sum() < p_min or len(drafted) == n_max:
+        if _largest_share(z) < p_min or len(drafted) == n_max:
             break
         drafted.append(int(token))
     return drafted

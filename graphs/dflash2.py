@@ -5,9 +5,9 @@ best path. Paragraphs CV2, SE and LM-3 of the specification of the family.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from draftsmith.dsl import (
-    Contract,
     Value,
     arch,
     f32,
@@ -44,18 +44,13 @@ class DFlash2(dflash.DFlash):
 
     hparams = hp
     requires = ("selector_hidden.weight",)
-    contract = Contract(
-        features="target_layers",
-        width="n_embd",
-        vocab="n_vocab",
-        block_size="block_size",
-        mask_token="mask_token",
-        first_row=lambda hp: 1,
-        causal=lambda hp: bool(hp.causal),
+    contract = replace(
+        dflash.DFlash.contract,
         propose=walk_lattice,
         outputs=lambda p_min: ("candidates", "scores"),
         sample=sample_lattice,
         sample_outputs=lambda p_min: ("candidates", "scores"),
+        selects_rows=False,
     )
 
     selector_predecessor = matrix("selector_predecessor.weight", hp.n_rank, hp.n_vocab, scaled=False)

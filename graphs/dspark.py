@@ -6,12 +6,12 @@ specification of the family.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from draftsmith.dsl import (
-    Contract,
     Value,
     arch,
     boolean,
@@ -24,7 +24,6 @@ from draftsmith.dsl import (
     n_tokens,
     nn,
     ops,
-    sample_rows,
     tensor,
     tensor_dim,
     u32,
@@ -65,19 +64,14 @@ class DSpark(dflash.DFlash):
     hparams = hp
     requires = ("markov_w1.weight",)
     canonical_tensors = (*dflash.DFlash.canonical_tensors, "conf_proj.weight", "conf_proj.bias")
-    contract = Contract(
-        features="target_layers",
-        width="n_embd",
-        vocab="n_vocab",
-        block_size="block_size",
-        mask_token="mask_token",
+    contract = replace(
+        dflash.DFlash.contract,
         first_row=lambda hp: 0 if hp.sample_from_anchor else 1,
-        causal=lambda hp: bool(hp.causal),
         propose=confident_rows,
         outputs=lambda p_min: ("argmax", "confidence") if p_min > 0 else ("argmax",),
         refuse=no_confidence,
-        sample=sample_rows,
         sample_outputs=lambda p_min: ("logits", "confidence") if p_min > 0 else ("logits",),
+        selects_rows=False,
     )
 
     markov_w1 = matrix("markov_w1.weight", hp.n_markov, hp.n_vocab, scaled=False)

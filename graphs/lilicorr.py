@@ -6,10 +6,10 @@ Paragraphs LC of the specification of the family.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from draftsmith.dsl import (
-    Contract,
     Feed,
     GGMLType,
     Layer,
@@ -105,18 +105,13 @@ class LiLiCorr(dflash.DFlash):
         "lilicorr.vector_eps": 1e-3,
         "lilicorr.logit_scale": 8.0,
     }
-    contract = Contract(
-        features="target_layers",
-        width="n_embd",
-        vocab="n_vocab",
-        block_size="block_size",
-        mask_token="mask_token",
-        first_row=lambda hp: 1,
-        causal=lambda hp: bool(hp.causal),
+    contract = replace(
+        dflash.DFlash.contract,
         propose=walk_lattice,
         outputs=lambda p_min: ("candidates", "scores"),
         sample=sample_lattice,
         sample_outputs=lambda p_min: ("candidates", "scores"),
+        selects_rows=False,
         full_blocks=True,
         carry=("fused", "context"),
     )

@@ -382,7 +382,7 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 }
 
 // The block through the backbone; per row K candidates and K*K scores, predecessor first (SE-1 to SE-4)
-// graphs/dflash2.py:86 draft
+// graphs/dflash2.py:81 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dflash2_model *>(model_data);
     const dflash2_build b(g, model, *static_cast<const dflash2_state *>(state_data));
@@ -412,46 +412,46 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     g.cb(hidden, "hidden");
     ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:270
     g.cb(logits, "logits");
-    ggml_tensor * candidates = ggml_top_k(ctx, logits, hp.n_candidates); // dflash2.py:91
+    ggml_tensor * candidates = ggml_top_k(ctx, logits, hp.n_candidates); // dflash2.py:86
     g.cb(candidates, "candidates");
-    ggml_tensor * table = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab, b.n_tokens); // dflash2.py:92
+    ggml_tensor * table = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab, b.n_tokens); // dflash2.py:87
     g.cb(table, "table");
     ggml_tensor * unary = ggml_get_rows(ctx, table, candidates);
-    unary = ggml_reshape_3d(ctx, unary, hp.n_candidates, 1, b.n_tokens); // dflash2.py:93
+    unary = ggml_reshape_3d(ctx, unary, hp.n_candidates, 1, b.n_tokens); // dflash2.py:88
     g.cb(unary, "unary");
 
     ggml_tensor * gate = ggml_mul_mat(ctx, m.selector_hidden, hidden);
-    gate = ggml_reshape_3d(ctx, gate, hp.n_rank, 1, b.n_tokens); // dflash2.py:95
+    gate = ggml_reshape_3d(ctx, gate, hp.n_rank, 1, b.n_tokens); // dflash2.py:90
     g.cb(gate, "gate");
     ggml_tensor * anchor = ggml_reshape_3d(ctx, tokens, 1, b.n_tokens/b.n_blocks, b.n_blocks);
-    anchor = ggml_view_3d(ctx, anchor, anchor->ne[0], 1, anchor->ne[2], anchor->nb[1], anchor->nb[2], 0); // dflash2.py:75
+    anchor = ggml_view_3d(ctx, anchor, anchor->ne[0], 1, anchor->ne[2], anchor->nb[1], anchor->nb[2], 0); // dflash2.py:70
     g.cb(anchor, "anchor");
-    ggml_tensor * anchors = ggml_repeat_4d(ctx, anchor, hp.n_candidates, 1, b.n_blocks, 1); // dflash2.py:76
+    ggml_tensor * anchors = ggml_repeat_4d(ctx, anchor, hp.n_candidates, 1, b.n_blocks, 1); // dflash2.py:71
     g.cb(anchors, "anchors");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, candidates, hp.n_candidates, b.n_tokens/b.n_blocks, b.n_blocks); // dflash2.py:77
+    ggml_tensor * rows = ggml_reshape_3d(ctx, candidates, hp.n_candidates, b.n_tokens/b.n_blocks, b.n_blocks); // dflash2.py:72
     g.cb(rows, "rows");
     ggml_tensor * known = ggml_view_3d(ctx, rows, rows->ne[0], b.n_tokens/b.n_blocks - 1, rows->ne[2], rows->nb[1],
             rows->nb[2], 1*rows->nb[1]);
-    known = ggml_concat(ctx, anchors, known, 1); // dflash2.py:78
+    known = ggml_concat(ctx, anchors, known, 1); // dflash2.py:73
     g.cb(known, "known");
     ggml_tensor * before = ggml_view_3d(ctx, known, known->ne[0], b.n_tokens/b.n_blocks - 1, known->ne[2], known->nb[1],
             known->nb[2], 0);
-    before = ggml_concat(ctx, anchors, before, 1); // dflash2.py:79
+    before = ggml_concat(ctx, anchors, before, 1); // dflash2.py:74
     g.cb(before, "before");
     rows = ggml_reshape_1d(ctx, before, hp.n_candidates*b.n_tokens);
-    rows = ggml_get_rows(ctx, m.selector_predecessor, rows); // dflash2.py:83
+    rows = ggml_get_rows(ctx, m.selector_predecessor, rows); // dflash2.py:78
     g.cb(rows, "rows.2");
-    before = ggml_reshape_3d(ctx, rows, hp.n_rank, hp.n_candidates, b.n_tokens); // dflash2.py:84
+    before = ggml_reshape_3d(ctx, rows, hp.n_rank, hp.n_candidates, b.n_tokens); // dflash2.py:79
     g.cb(before, "before");
     rows = ggml_reshape_1d(ctx, candidates, hp.n_candidates*b.n_tokens);
-    rows = ggml_get_rows(ctx, m.selector_successor, rows); // dflash2.py:83
+    rows = ggml_get_rows(ctx, m.selector_successor, rows); // dflash2.py:78
     g.cb(rows, "rows.2");
-    ggml_tensor * after = ggml_reshape_3d(ctx, rows, hp.n_rank, hp.n_candidates, b.n_tokens); // dflash2.py:84
+    ggml_tensor * after = ggml_reshape_3d(ctx, rows, hp.n_rank, hp.n_candidates, b.n_tokens); // dflash2.py:79
     g.cb(after, "after");
     ggml_tensor * scores = ggml_mul(ctx, before, gate);
-    scores = ggml_mul_mat(ctx, after, scores); // dflash2.py:98
+    scores = ggml_mul_mat(ctx, after, scores); // dflash2.py:93
     g.cb(scores, "scores");
-    scores = ggml_add(ctx, scores, unary); // dflash2.py:99
+    scores = ggml_add(ctx, scores, unary); // dflash2.py:94
     g.cb(scores, "scores.2");
     g.output("logits", logits);
     g.output("candidates", candidates);

@@ -295,7 +295,7 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 }
 
 // The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to MK-5)
-// graphs/dspark.py:95 draft
+// graphs/dspark.py:89 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -325,56 +325,56 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     g.cb(hidden, "hidden");
     ggml_tensor * logits = ggml_mul_mat(ctx, m.output, hidden); // dflash.py:270
     g.cb(logits, "logits");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:101
+    ggml_tensor * rows = ggml_reshape_3d(ctx, logits, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:95
     g.cb(rows, "rows");
-    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:102
+    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:96
     g.cb(ids, "ids");
     ggml_tensor * anchor = ggml_view_2d(ctx, ids, 1, ids->ne[1], ids->nb[1], 0);
-    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:103
+    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:97
     g.cb(anchor, "anchor");
 
-    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:106
+    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:100
     g.cb(before, "before");
-    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:108
+    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:102
     g.cb(all_logits, "all_logits");
-    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:109
+    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:103
     g.cb(all_tokens, "all_tokens");
-    ggml_tensor * logits_2 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], 0); // dspark.py:112
+    ggml_tensor * logits_2 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], 0); // dspark.py:106
     g.cb(logits_2, "logits.2");
-    ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:90
+    ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:84
     g.cb(bias, "bias");
-    ggml_tensor * logits_3 = ggml_add(ctx, logits_2, bias); // dspark.py:93
+    ggml_tensor * logits_3 = ggml_add(ctx, logits_2, bias); // dspark.py:87
     g.cb(logits_3, "logits.2");
-    ggml_tensor * token = ggml_argmax(ctx, logits_3); // dspark.py:113
+    ggml_tensor * token = ggml_argmax(ctx, logits_3); // dspark.py:107
     g.cb(token, "token");
     ggml_tensor * cur = ggml_reshape_3d(ctx, logits_3, hp.n_vocab, 1, b.n_blocks);
-    all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], 0); // dspark.py:114
+    all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], 0); // dspark.py:108
     g.cb(all_logits, "all_logits.2");
     cur = ggml_reshape_2d(ctx, token, 1, b.n_blocks);
-    all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], 0); // dspark.py:115
+    all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], 0); // dspark.py:109
     g.cb(all_tokens, "all_tokens.2");
-    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:116
-        before = ggml_get_rows(ctx, m.markov_w1, token); // dspark.py:117
+    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:110
+        before = ggml_get_rows(ctx, m.markov_w1, token); // dspark.py:111
         g.cb(before, "before.2");
-        ggml_tensor * logits_4 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:118
+        ggml_tensor * logits_4 = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:112
         g.cb(logits_4, "logits.3");
-        bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:90
+        bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:84
         g.cb(bias, "bias");
-        ggml_tensor * logits_5 = ggml_add(ctx, logits_4, bias); // dspark.py:93
+        ggml_tensor * logits_5 = ggml_add(ctx, logits_4, bias); // dspark.py:87
         g.cb(logits_5, "logits.3");
-        token = ggml_argmax(ctx, logits_5); // dspark.py:119
+        token = ggml_argmax(ctx, logits_5); // dspark.py:113
         g.cb(token, "token.2");
         cur = ggml_reshape_3d(ctx, logits_5, hp.n_vocab, 1, b.n_blocks);
-        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:121
+        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:115
         g.cb(all_logits, "all_logits.3");
         cur = ggml_reshape_2d(ctx, token, 1, b.n_blocks);
-        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:122
+        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:116
         g.cb(all_tokens, "all_tokens.3");
     }
 
-    ggml_tensor * logits_4 = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:124
+    ggml_tensor * logits_4 = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:118
     g.cb(logits_4, "logits.4");
-    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:125
+    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:119
     g.cb(argmax, "argmax");
     g.output("logits", logits_4);
     g.output("argmax", argmax);

@@ -308,7 +308,7 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 }
 
 // The block through the backbone, then position by position through the chain, all blocks at once (MK-1 to MK-5)
-// graphs/dspark.py:95 draft
+// graphs/dspark.py:89 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const dspark_model *>(model_data);
     const dspark_build b(g, model, *static_cast<const dspark_state *>(state_data));
@@ -344,66 +344,66 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     g.cb(spread, "spread");
     ggml_tensor * base = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_tokens); // dflash.py:273
     g.cb(base, "base");
-    ggml_tensor * rows = ggml_reshape_3d(ctx, spread, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:101
+    ggml_tensor * rows = ggml_reshape_3d(ctx, spread, hp.n_vocab, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:95
     g.cb(rows, "rows");
-    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:102
+    ggml_tensor * ids = ggml_reshape_2d(ctx, tokens, b.n_tokens/b.n_blocks, b.n_blocks); // dspark.py:96
     g.cb(ids, "ids");
     ggml_tensor * anchor = ggml_view_2d(ctx, ids, 1, ids->ne[1], ids->nb[1], 0);
-    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:103
+    anchor = ggml_cont_1d(ctx, anchor, b.n_blocks); // dspark.py:97
     g.cb(anchor, "anchor");
 
-    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:106
+    ggml_tensor * before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:100
     g.cb(before, "before");
     ggml_tensor * all_before = ggml_fill(ctx,
             ggml_new_tensor_3d(ctx, GGML_TYPE_F32, hp.n_markov, b.n_tokens/b.n_blocks, b.n_blocks), 0.0f);
     cur = ggml_reshape_3d(ctx, before, hp.n_markov, 1, b.n_blocks);
-    all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], 0); // dspark.py:107
+    all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], 0); // dspark.py:101
     g.cb(all_before, "all_before");
-    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:108
+    ggml_tensor * all_logits = ggml_cont(ctx, rows); // dspark.py:102
     g.cb(all_logits, "all_logits");
-    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:109
+    ggml_tensor * all_tokens = ggml_cont(ctx, ids); // dspark.py:103
     g.cb(all_tokens, "all_tokens");
-    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:116
-        before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:117
+    for (int64_t i = 1; i < b.n_tokens/b.n_blocks; ++i) { // dspark.py:110
+        before = ggml_get_rows(ctx, m.markov_w1, anchor); // dspark.py:111
         g.cb(before, "before.2");
-        logits = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:118
+        logits = ggml_view_2d(ctx, rows, rows->ne[0], rows->ne[2], rows->nb[2], i*rows->nb[1]); // dspark.py:112
         g.cb(logits, "logits.2");
-        ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:90
+        ggml_tensor * bias = ggml_mul_mat(ctx, m.markov_w2, before); // dspark.py:84
         g.cb(bias, "bias");
         spread = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, hp.n_vocab, b.n_blocks), 0.0f);
         cur = ggml_reshape_3d(ctx, bias, 1, hp.n_vocab_draft, b.n_blocks);
-        spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dspark.py:92
+        spread = ggml_set_rows(ctx, spread, cur, m.d2t); // dspark.py:86
         g.cb(spread, "spread");
-        bias = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_blocks); // dspark.py:92
+        bias = ggml_reshape_2d(ctx, spread, hp.n_vocab, b.n_blocks); // dspark.py:86
         g.cb(bias, "bias.2");
-        logits = ggml_add(ctx, logits, bias); // dspark.py:93
+        logits = ggml_add(ctx, logits, bias); // dspark.py:87
         g.cb(logits, "logits.2");
-        anchor = ggml_argmax(ctx, logits); // dspark.py:119
+        anchor = ggml_argmax(ctx, logits); // dspark.py:113
         g.cb(anchor, "token");
         cur = ggml_reshape_3d(ctx, before, hp.n_markov, 1, b.n_blocks);
-        all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], i*all_before->nb[1]); // dspark.py:120
+        all_before = ggml_set_inplace(ctx, all_before, cur, all_before->nb[1], all_before->nb[2], all_before->nb[3], i*all_before->nb[1]); // dspark.py:114
         g.cb(all_before, "all_before.2");
         cur = ggml_reshape_3d(ctx, logits, hp.n_vocab, 1, b.n_blocks);
-        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:121
+        all_logits = ggml_set_inplace(ctx, all_logits, cur, all_logits->nb[1], all_logits->nb[2], all_logits->nb[3], i*all_logits->nb[1]); // dspark.py:115
         g.cb(all_logits, "all_logits.2");
         cur = ggml_reshape_2d(ctx, anchor, 1, b.n_blocks);
-        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:122
+        all_tokens = ggml_set_inplace(ctx, all_tokens, cur, all_tokens->nb[1], all_tokens->nb[2], all_tokens->nb[3], i*all_tokens->nb[0]); // dspark.py:116
         g.cb(all_tokens, "all_tokens.2");
     }
 
-    logits = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:124
+    logits = ggml_reshape_2d(ctx, all_logits, hp.n_vocab, b.n_tokens); // dspark.py:118
     g.cb(logits, "logits.3");
-    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:125
+    ggml_tensor * argmax = ggml_reshape_1d(ctx, all_tokens, b.n_tokens); // dspark.py:119
     g.cb(argmax, "argmax");
     ggml_tensor * seen = ggml_reshape_2d(ctx, all_before, hp.n_markov, b.n_tokens);
-    seen = ggml_concat(ctx, hidden, seen, 0); // dspark.py:128
+    seen = ggml_concat(ctx, hidden, seen, 0); // dspark.py:122
     g.cb(seen, "seen");
-    ggml_tensor * confidence = ggml_mul_mat(ctx, m.conf_proj, seen); // dspark.py:129
+    ggml_tensor * confidence = ggml_mul_mat(ctx, m.conf_proj, seen); // dspark.py:123
     g.cb(confidence, "confidence");
-    confidence = ggml_add(ctx, confidence, m.conf_bias); // dspark.py:131
+    confidence = ggml_add(ctx, confidence, m.conf_bias); // dspark.py:125
     g.cb(confidence, "confidence.2");
-    cur = ggml_sigmoid(ctx, confidence); // dspark.py:132
-    confidence = ggml_reshape_1d(ctx, cur, b.n_tokens); // dspark.py:132
+    cur = ggml_sigmoid(ctx, confidence); // dspark.py:126
+    confidence = ggml_reshape_1d(ctx, cur, b.n_tokens); // dspark.py:126
     g.cb(confidence, "confidence.3");
     g.output("logits", logits);
     g.output("argmax", argmax);

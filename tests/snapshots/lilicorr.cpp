@@ -327,7 +327,7 @@ ggml_tensor * feed_forward(
 }
 
 // The C best tokens of each row, best first, and the features of each: log-probability over the whole vocabulary, its exponential, its distance from the best, rank, whether best (LC-1)
-// graphs/lilicorr.py:150 best_candidates
+// graphs/lilicorr.py:145 best_candidates
 // in:  logits [n_vocab, (block_size - 1)*(n_tokens//block_size)]
 // out: ids [n_candidates, (block_size - 1)*(n_tokens//block_size)], features [5, n_candidates*(block_size - 1)*(n_tokens//block_size)]
 best_candidates_result best_candidates(
@@ -336,46 +336,46 @@ best_candidates_result best_candidates(
     ggml_context * ctx = b.ctx;
     const auto & hp = b.hp;
 
-    ggml_tensor * top = ggml_top_k(ctx, logits, hp.n_candidates); // lilicorr.py:156
+    ggml_tensor * top = ggml_top_k(ctx, logits, hp.n_candidates); // lilicorr.py:151
     b.g.cb(top, "best_candidates.top");
     ggml_tensor * values = ggml_reshape_3d(ctx, logits, 1, hp.n_vocab, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     values = ggml_get_rows(ctx, values, top);
-    ggml_tensor * values_2 = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:157
+    ggml_tensor * values_2 = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:152
     b.g.cb(values_2, "best_candidates.values");
-    ggml_tensor * order = ggml_argsort(ctx, values_2, GGML_SORT_ORDER_DESC); // lilicorr.py:158
+    ggml_tensor * order = ggml_argsort(ctx, values_2, GGML_SORT_ORDER_DESC); // lilicorr.py:153
     b.g.cb(order, "best_candidates.order");
     ggml_tensor * ids = ggml_reshape_3d(ctx, top, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     ids = ggml_get_rows(ctx, ids, order);
-    ids = ggml_reshape_2d(ctx, ids, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:159
+    ids = ggml_reshape_2d(ctx, ids, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:154
     b.g.cb(ids, "best_candidates.ids");
     values = ggml_get_rows(ctx, values, order);
-    values = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:160
+    values = ggml_reshape_2d(ctx, values, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:155
     b.g.cb(values, "best_candidates.values.2");
 
     ggml_tensor * best = ggml_view_2d(ctx, values, 1, values->ne[1], values->nb[1], 0);
-    best = ggml_cont(ctx, best); // lilicorr.py:162
+    best = ggml_cont(ctx, best); // lilicorr.py:157
     b.g.cb(best, "best_candidates.best");
-    ggml_tensor * below_best = ggml_sub(ctx, values, best); // lilicorr.py:163
+    ggml_tensor * below_best = ggml_sub(ctx, values, best); // lilicorr.py:158
     b.g.cb(below_best, "best_candidates.below_best");
     ggml_tensor * log_total = ggml_sub(ctx, logits, best);
     log_total = ggml_exp(ctx, log_total);
     log_total = ggml_sum_rows(ctx, log_total);
-    log_total = ggml_log(ctx, log_total); // lilicorr.py:164
+    log_total = ggml_log(ctx, log_total); // lilicorr.py:159
     b.g.cb(log_total, "best_candidates.log_total");
-    ggml_tensor * log_p = ggml_sub(ctx, below_best, log_total); // lilicorr.py:165
+    ggml_tensor * log_p = ggml_sub(ctx, below_best, log_total); // lilicorr.py:160
     b.g.cb(log_p, "best_candidates.log_p");
     ggml_tensor * rank = ggml_arange(ctx, 0, hp.n_candidates, 1);
     rank = ggml_reshape_2d(ctx, rank, hp.n_candidates, 1);
-    rank = ggml_repeat_4d(ctx, rank, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size), 1, 1); // lilicorr.py:166
+    rank = ggml_repeat_4d(ctx, rank, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size), 1, 1); // lilicorr.py:161
     b.g.cb(rank, "best_candidates.rank");
     ggml_tensor * is_best = ggml_step(ctx, rank);
-    is_best = ggml_scale_bias(ctx, is_best, -1.0f, 1.0f); // lilicorr.py:167
+    is_best = ggml_scale_bias(ctx, is_best, -1.0f, 1.0f); // lilicorr.py:162
     b.g.cb(is_best, "best_candidates.is_best");
-    ggml_tensor * relative_rank = ggml_scale(ctx, rank, 1.0f/float(std::max<int64_t>(hp.n_candidates - 1, 1))); // lilicorr.py:168
+    ggml_tensor * relative_rank = ggml_scale(ctx, rank, 1.0f/float(std::max<int64_t>(hp.n_candidates - 1, 1))); // lilicorr.py:163
     b.g.cb(relative_rank, "best_candidates.relative_rank");
-    ggml_tensor * features = ggml_reshape_3d(ctx, log_p, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:177
+    ggml_tensor * features = ggml_reshape_3d(ctx, log_p, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:172
     b.g.cb(features, "best_candidates.features");
-    ggml_tensor * cur = ggml_exp(ctx, log_p); // lilicorr.py:170
+    ggml_tensor * cur = ggml_exp(ctx, log_p); // lilicorr.py:165
     cur = ggml_reshape_3d(ctx, cur, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     features = ggml_concat(ctx, features, cur, 0);
     cur = ggml_reshape_3d(ctx, below_best, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
@@ -383,15 +383,15 @@ best_candidates_result best_candidates(
     cur = ggml_reshape_3d(ctx, relative_rank, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
     features = ggml_concat(ctx, features, cur, 0);
     cur = ggml_reshape_3d(ctx, is_best, 1, hp.n_candidates, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
-    features = ggml_concat(ctx, features, cur, 0); // lilicorr.py:171
+    features = ggml_concat(ctx, features, cur, 0); // lilicorr.py:166
     b.g.cb(features, "best_candidates.features.2");
-    features = ggml_reshape_2d(ctx, features, 5, hp.n_candidates*(hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:172
+    features = ggml_reshape_2d(ctx, features, 5, hp.n_candidates*(hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:167
     b.g.cb(features, "best_candidates.features.3");
     return { ids, features };
 }
 
 // Attention over all slots and candidates of a block with a learned bias a pair, then a feed-forward network (LC-4)
-// graphs/lilicorr.py:197 correlate
+// graphs/lilicorr.py:192 correlate
 // in:  x [n_hidden, (block_size - 1)*n_candidates*(n_tokens//block_size)], bias [(block_size - 1)*n_candidates, (block_size - 1)*n_candidates, n_corr_head]
 // out: [n_hidden, (block_size - 1)*n_candidates*(n_tokens//block_size)]
 ggml_tensor * correlate(
@@ -403,46 +403,46 @@ ggml_tensor * correlate(
     const auto & hp = b.hp;
 
     ggml_tensor * normed = ggml_rms_norm(ctx, x, hp.f_norm_rms_eps);
-    normed = ggml_mul(ctx, normed, layer.attn_norm); // lilicorr.py:202
+    normed = ggml_mul(ctx, normed, layer.attn_norm); // lilicorr.py:197
     b.g.cb(normed, "correlate.normed", layer.il);
     ggml_tensor * qkv = ggml_mul_mat(ctx, layer.attn_in, normed);
-    qkv = ggml_add(ctx, qkv, layer.attn_in_bias); // lilicorr.py:203
+    qkv = ggml_add(ctx, qkv, layer.attn_in_bias); // lilicorr.py:198
     b.g.cb(qkv, "correlate.qkv", layer.il);
-    ggml_tensor * parts = ggml_reshape_4d(ctx, qkv, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, 3, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:204
+    ggml_tensor * parts = ggml_reshape_4d(ctx, qkv, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, 3, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:199
     b.g.cb(parts, "correlate.parts", layer.il);
     ggml_tensor * q = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 0);
     q = ggml_cont_4d(ctx, q, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
-    q = ggml_permute(ctx, q, 0, 2, 1, 3); // lilicorr.py:205
+    q = ggml_permute(ctx, q, 0, 2, 1, 3); // lilicorr.py:200
     b.g.cb(q, "correlate.q", layer.il);
     ggml_tensor * k = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 1*parts->nb[2]);
     k = ggml_cont_4d(ctx, k, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
-    k = ggml_permute(ctx, k, 0, 2, 1, 3); // lilicorr.py:206
+    k = ggml_permute(ctx, k, 0, 2, 1, 3); // lilicorr.py:201
     b.g.cb(k, "correlate.k", layer.il);
     ggml_tensor * v = ggml_view_3d(ctx, parts, parts->ne[0], parts->ne[1], parts->ne[3], parts->nb[1], parts->nb[3], 2*parts->nb[2]);
     v = ggml_cont_4d(ctx, v, hp.n_hidden/hp.n_corr_head, hp.n_corr_head, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size);
     v = ggml_permute(ctx, v, 1, 2, 0, 3);
-    v = ggml_cont(ctx, v); // lilicorr.py:207
+    v = ggml_cont(ctx, v); // lilicorr.py:202
     b.g.cb(v, "correlate.v", layer.il);
-    ggml_tensor * kq = ggml_mul_mat(ctx, k, q); // lilicorr.py:208
+    ggml_tensor * kq = ggml_mul_mat(ctx, k, q); // lilicorr.py:203
     b.g.cb(kq, "correlate.kq", layer.il);
-    kq = ggml_soft_max_ext(ctx, kq, bias, 1.0f/sqrtf(float(hp.n_hidden/hp.n_corr_head)), 0.0f); // lilicorr.py:209
+    kq = ggml_soft_max_ext(ctx, kq, bias, 1.0f/sqrtf(float(hp.n_hidden/hp.n_corr_head)), 0.0f); // lilicorr.py:204
     b.g.cb(kq, "correlate.kq.2", layer.il);
-    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // lilicorr.py:210
+    ggml_tensor * kqv = ggml_mul_mat(ctx, v, kq); // lilicorr.py:205
     b.g.cb(kqv, "correlate.kqv", layer.il);
     ggml_tensor * out = ggml_permute(ctx, kqv, 0, 2, 1, 3);
-    out = ggml_cont_2d(ctx, out, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:211
+    out = ggml_cont_2d(ctx, out, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:206
     b.g.cb(out, "correlate.out", layer.il);
     ggml_tensor * cur = ggml_mul_mat(ctx, layer.attn_output, out);
     cur = ggml_add(ctx, cur, layer.attn_output_bias);
-    ggml_tensor * x_2 = ggml_add(ctx, x, cur); // lilicorr.py:212
+    ggml_tensor * x_2 = ggml_add(ctx, x, cur); // lilicorr.py:207
     b.g.cb(x_2, "correlate.x", layer.il);
 
     normed = ggml_rms_norm(ctx, x_2, hp.f_norm_rms_eps);
-    normed = ggml_mul(ctx, normed, layer.ffn_norm); // lilicorr.py:214
+    normed = ggml_mul(ctx, normed, layer.ffn_norm); // lilicorr.py:209
     b.g.cb(normed, "correlate.normed.2", layer.il);
     ggml_tensor * up = ggml_mul_mat(ctx, layer.ffn_up, normed);
     up = ggml_add(ctx, up, layer.ffn_up_bias);
-    up = ggml_silu(ctx, up); // lilicorr.py:215
+    up = ggml_silu(ctx, up); // lilicorr.py:210
     b.g.cb(up, "correlate.up", layer.il);
     cur = ggml_mul_mat(ctx, layer.ffn_down, up);
     cur = ggml_add(ctx, cur, layer.ffn_down_bias);
@@ -476,7 +476,7 @@ void build_inject(const void * model_data, const void * state_data, ds_graph & g
 }
 
 // Full blocks through the backbone; per row C candidates and C*C scores, predecessor by candidate (LC-9)
-// graphs/lilicorr.py:227 draft
+// graphs/lilicorr.py:222 draft
 void build_draft(const void * model_data, const void * state_data, ds_graph & g) {
     const auto & model = *static_cast<const lilicorr_model *>(model_data);
     const lilicorr_build b(g, model, *static_cast<const lilicorr_state *>(state_data));
@@ -510,121 +510,121 @@ void build_draft(const void * model_data, const void * state_data, ds_graph & g)
     ggml_tensor * slot_hidden = ggml_reshape_3d(ctx, hidden, hp.n_embd, hp.block_size, b.n_tokens/hp.block_size);
     slot_hidden = ggml_view_3d(ctx, slot_hidden, slot_hidden->ne[0], hp.block_size - 1, slot_hidden->ne[2],
             slot_hidden->nb[1], slot_hidden->nb[2], 1*slot_hidden->nb[1]);
-    slot_hidden = ggml_cont(ctx, slot_hidden); // lilicorr.py:233
+    slot_hidden = ggml_cont(ctx, slot_hidden); // lilicorr.py:228
     g.cb(slot_hidden, "slot_hidden");
     ggml_tensor * slot_logits = ggml_reshape_3d(ctx, logits, hp.n_vocab, hp.block_size, b.n_tokens/hp.block_size);
     slot_logits = ggml_view_3d(ctx, slot_logits, slot_logits->ne[0], hp.block_size - 1, slot_logits->ne[2],
             slot_logits->nb[1], slot_logits->nb[2], 1*slot_logits->nb[1]);
-    slot_logits = ggml_cont(ctx, slot_logits); // lilicorr.py:234
+    slot_logits = ggml_cont(ctx, slot_logits); // lilicorr.py:229
     g.cb(slot_logits, "slot_logits");
     ggml_tensor * cur = ggml_reshape_2d(ctx, slot_logits, hp.n_vocab, (hp.block_size - 1)*(b.n_tokens/hp.block_size));
-    ggml_tensor * cur_2 = ggml_reshape_2d(ctx, slot_hidden, hp.n_embd, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:235
-    auto [ids, features] = best_candidates(b, cur); // lilicorr.py:181
+    ggml_tensor * cur_2 = ggml_reshape_2d(ctx, slot_hidden, hp.n_embd, (hp.block_size - 1)*(b.n_tokens/hp.block_size)); // lilicorr.py:230
+    auto [ids, features] = best_candidates(b, cur); // lilicorr.py:176
     cur = ggml_reshape_1d(ctx, ids, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size));
-    ggml_tensor * tokens_2 = ggml_get_rows(ctx, m.token_embd, cur); // lilicorr.py:182
+    ggml_tensor * tokens_2 = ggml_get_rows(ctx, m.token_embd, cur); // lilicorr.py:177
     g.cb(tokens_2, "tokens");
     cur = ggml_mul_mat(ctx, m.token_proj, tokens_2);
-    ggml_tensor * tokens_3 = ggml_add(ctx, cur, m.token_proj_bias); // lilicorr.py:184
+    ggml_tensor * tokens_3 = ggml_add(ctx, cur, m.token_proj_bias); // lilicorr.py:179
     g.cb(tokens_3, "tokens.2");
     ggml_tensor * normed = ggml_norm(ctx, features, 1e-05f);
     normed = ggml_mul(ctx, normed, m.feature_mlp.front().norm);
-    normed = ggml_add(ctx, normed, m.feature_mlp.front().norm_bias); // lilicorr.py:186
+    normed = ggml_add(ctx, normed, m.feature_mlp.front().norm_bias); // lilicorr.py:181
     g.cb(normed, "normed");
     ggml_tensor * known = ggml_mul_mat(ctx, m.feature_mlp.front().up, normed);
     known = ggml_add(ctx, known, m.feature_mlp.front().up_bias);
     known = ggml_silu(ctx, known);
     known = ggml_mul_mat(ctx, m.feature_mlp.front().down, known);
-    known = ggml_add(ctx, known, m.feature_mlp.front().down_bias); // lilicorr.py:187
+    known = ggml_add(ctx, known, m.feature_mlp.front().down_bias); // lilicorr.py:182
     g.cb(known, "known");
     ggml_tensor * slots = ggml_mul_mat(ctx, m.hidden_proj, cur_2);
-    slots = ggml_add(ctx, slots, m.hidden_proj_bias); // lilicorr.py:188
+    slots = ggml_add(ctx, slots, m.hidden_proj_bias); // lilicorr.py:183
     g.cb(slots, "slots");
 
     x = ggml_add(ctx, tokens_3, known);
-    x = ggml_reshape_4d(ctx, x, hp.n_hidden, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:190
+    x = ggml_reshape_4d(ctx, x, hp.n_hidden, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:185
     g.cb(x, "x.4");
     cur = ggml_reshape_4d(ctx, slots, hp.n_hidden, 1, hp.block_size - 1, b.n_tokens/hp.block_size);
-    x = ggml_add(ctx, x, cur); // lilicorr.py:191
+    x = ggml_add(ctx, x, cur); // lilicorr.py:186
     g.cb(x, "x.5");
     cur = ggml_reshape_3d(ctx, m.slot_embedding, hp.n_hidden, 1, hp.block_size - 1);
-    x = ggml_add(ctx, x, cur); // lilicorr.py:192
+    x = ggml_add(ctx, x, cur); // lilicorr.py:187
     g.cb(x, "x.6");
-    x = ggml_add(ctx, x, m.rank_embedding); // lilicorr.py:193
+    x = ggml_add(ctx, x, m.rank_embedding); // lilicorr.py:188
     g.cb(x, "x.7");
-    cur = ggml_reshape_2d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:194
-    for (const auto & layer : m.correlator) { // lilicorr.py:239
-        cur = correlate(b, layer, cur, m.attention_bias); // lilicorr.py:240
+    cur = ggml_reshape_2d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:189
+    for (const auto & layer : m.correlator) { // lilicorr.py:234
+        cur = correlate(b, layer, cur, m.attention_bias); // lilicorr.py:235
         g.cb(cur, "x.8", layer.il);
     }
     x = ggml_rms_norm(ctx, cur, hp.f_norm_rms_eps);
-    x = ggml_mul(ctx, x, m.corr_output_norm); // lilicorr.py:241
+    x = ggml_mul(ctx, x, m.corr_output_norm); // lilicorr.py:236
     g.cb(x, "x.9");
     ggml_tensor * anchor = ggml_mul_mat(ctx, m.context_proj, context);
-    anchor = ggml_add(ctx, anchor, m.context_proj_bias); // lilicorr.py:242
+    anchor = ggml_add(ctx, anchor, m.context_proj_bias); // lilicorr.py:237
     g.cb(anchor, "anchor");
     anchor = ggml_rms_norm(ctx, anchor, hp.f_norm_rms_eps);
-    anchor = ggml_mul(ctx, anchor, m.anchor_norm); // lilicorr.py:243
+    anchor = ggml_mul(ctx, anchor, m.anchor_norm); // lilicorr.py:238
     g.cb(anchor, "anchor.2");
 
-    ggml_tensor * by_item = ggml_reshape_3d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:245
+    ggml_tensor * by_item = ggml_reshape_3d(ctx, x, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size); // lilicorr.py:240
     g.cb(by_item, "by_item");
     ggml_tensor * given = ggml_reshape_3d(ctx, anchor, hp.n_hidden, 1, b.n_tokens/hp.block_size);
-    given = ggml_repeat_4d(ctx, given, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size, 1); // lilicorr.py:246
+    given = ggml_repeat_4d(ctx, given, hp.n_hidden, (hp.block_size - 1)*hp.n_candidates, b.n_tokens/hp.block_size, 1); // lilicorr.py:241
     g.cb(given, "given");
     ggml_tensor * joined = ggml_concat(ctx, by_item, given, 0);
     cur = ggml_mul(ctx, by_item, given);
-    joined = ggml_concat(ctx, joined, cur, 0); // lilicorr.py:247
+    joined = ggml_concat(ctx, joined, cur, 0); // lilicorr.py:242
     g.cb(joined, "joined");
-    joined = ggml_reshape_2d(ctx, joined, 3*hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:248
+    joined = ggml_reshape_2d(ctx, joined, 3*hp.n_hidden, (hp.block_size - 1)*hp.n_candidates*(b.n_tokens/hp.block_size)); // lilicorr.py:243
     g.cb(joined, "joined.2");
     ggml_tensor * y = ggml_mul_mat(ctx, m.factor_input, joined);
     y = ggml_add(ctx, y, m.factor_input_bias);
-    y = ggml_silu(ctx, y); // lilicorr.py:249
+    y = ggml_silu(ctx, y); // lilicorr.py:244
     g.cb(y, "y");
     ggml_tensor * before = ggml_mul_mat(ctx, m.out_head, y);
     before = ggml_add(ctx, before, m.out_head_bias);
     before = ggml_l2_norm(ctx, before, hp.f_vector_eps);
-    before = ggml_reshape_4d(ctx, before, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:250
+    before = ggml_reshape_4d(ctx, before, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:245
     g.cb(before, "before");
     ggml_tensor * after = ggml_mul_mat(ctx, m.in_head, y);
     after = ggml_add(ctx, after, m.in_head_bias);
     after = ggml_l2_norm(ctx, after, hp.f_vector_eps);
-    after = ggml_reshape_4d(ctx, after, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:253
+    after = ggml_reshape_4d(ctx, after, hp.n_factor, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:248
     g.cb(after, "after");
     ggml_tensor * start = ggml_mul_mat(ctx, m.anchor_head, anchor);
     start = ggml_add(ctx, start, m.anchor_head_bias);
     start = ggml_l2_norm(ctx, start, hp.f_vector_eps);
-    start = ggml_reshape_4d(ctx, start, hp.n_factor, 1, 1, b.n_tokens/hp.block_size); // lilicorr.py:256
+    start = ggml_reshape_4d(ctx, start, hp.n_factor, 1, 1, b.n_tokens/hp.block_size); // lilicorr.py:251
     g.cb(start, "start");
 
     ggml_tensor * first = ggml_view_4d(ctx, after, after->ne[0], after->ne[1], 1, after->ne[3], after->nb[1],
             after->nb[2], after->nb[3], 0);
-    first = ggml_mul_mat(ctx, first, start); // lilicorr.py:259
+    first = ggml_mul_mat(ctx, first, start); // lilicorr.py:254
     g.cb(first, "first");
-    first = ggml_repeat_4d(ctx, first, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size); // lilicorr.py:260
+    first = ggml_repeat_4d(ctx, first, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size); // lilicorr.py:255
     g.cb(first, "first.2");
     ggml_tensor * scores = ggml_fill(ctx,
             ggml_new_tensor_4d(ctx, GGML_TYPE_F32, hp.n_candidates, hp.n_candidates, 1, b.n_tokens/hp.block_size), 0.0f);
-    scores = ggml_concat(ctx, scores, first, 2); // lilicorr.py:261
+    scores = ggml_concat(ctx, scores, first, 2); // lilicorr.py:256
     g.cb(scores, "scores");
     ggml_tensor * pairs = ggml_view_4d(ctx, after, after->ne[0], after->ne[1], hp.block_size - 1 - 1, after->ne[3],
             after->nb[1], after->nb[2], after->nb[3], 1*after->nb[2]);
     cur = ggml_view_4d(ctx, before, before->ne[0], before->ne[1], hp.block_size - 1 - 1, before->ne[3], before->nb[1],
             before->nb[2], before->nb[3], 0);
-    pairs = ggml_mul_mat(ctx, pairs, cur); // lilicorr.py:263
+    pairs = ggml_mul_mat(ctx, pairs, cur); // lilicorr.py:258
     g.cb(pairs, "pairs");
-    scores = ggml_concat(ctx, scores, pairs, 2); // lilicorr.py:264
+    scores = ggml_concat(ctx, scores, pairs, 2); // lilicorr.py:259
     g.cb(scores, "scores.2");
     scores = ggml_reshape_3d(ctx, scores, hp.n_candidates, hp.n_candidates, b.n_tokens);
-    scores = ggml_scale(ctx, scores, hp.f_corr_scale); // lilicorr.py:265
+    scores = ggml_scale(ctx, scores, hp.f_corr_scale); // lilicorr.py:260
     g.cb(scores, "scores.3");
-    ggml_tensor * by_slot = ggml_reshape_3d(ctx, ids, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:266
+    ggml_tensor * by_slot = ggml_reshape_3d(ctx, ids, hp.n_candidates, hp.block_size - 1, b.n_tokens/hp.block_size); // lilicorr.py:261
     g.cb(by_slot, "by_slot");
     ggml_tensor * candidates = ggml_view_3d(ctx, by_slot, by_slot->ne[0], 1, by_slot->ne[2], by_slot->nb[1],
             by_slot->nb[2], 0);
-    candidates = ggml_concat(ctx, candidates, by_slot, 1); // lilicorr.py:267
+    candidates = ggml_concat(ctx, candidates, by_slot, 1); // lilicorr.py:262
     g.cb(candidates, "candidates");
-    candidates = ggml_reshape_2d(ctx, candidates, hp.n_candidates, b.n_tokens); // lilicorr.py:268
+    candidates = ggml_reshape_2d(ctx, candidates, hp.n_candidates, b.n_tokens); // lilicorr.py:263
     g.cb(candidates, "candidates.2");
     g.output("logits", logits);
     g.output("candidates", candidates);
