@@ -70,7 +70,7 @@ def seconds(report: Report) -> dict[str, float]:
         "prefill": t.prefill,
         "draft": t.draft,
         "verify": t.verify,
-        "inject": report.inject_seconds,
+        "inject": t.inject,
         "host": report.host_seconds,
     }
 

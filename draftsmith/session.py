@@ -61,19 +61,12 @@ class Report:
     def host_seconds(self) -> float:
         """Time in none of draft, verify, inject and prefill."""
         t = self.timing
-        return max(self.seconds - t.prefill - t.draft - t.verify - self.inject_seconds, 0.0)
-
-    @property
-    def inject_seconds(self) -> float:
-        """Time to give features to the drafter, behind the prompt."""
-        return self.timing.inject - self._prefill_inject
+        return max(self.seconds - t.prefill - t.draft - t.verify - t.inject, 0.0)
 
     def _repr_html_(self) -> str:
         from .report_html import render
 
         return render(self)
-
-    _prefill_inject: float = 0.0
 
 
 class Session:
@@ -179,7 +172,6 @@ class Session:
         start = time.perf_counter()
         stops = frozenset(stop_tokens)
         sequence, pending = self._begin(loop, prompt, from_prompt)
-        report._prefill_inject = loop.timing.inject
         while True:
             for token in pending:
                 report.tokens.append(token)

@@ -27,7 +27,8 @@ from .sampling import Distribution, Sampler, SamplingOptions, pick
 
 @dataclass
 class Timing:
-    """Seconds spent, by part of a round; ``host`` is everything between."""
+    """Seconds spent, by part of a round. ``prefill`` holds all of the prompt; ``inject`` is what rounds gave the
+    drafter."""
 
     draft: float = 0.0
     verify: float = 0.0
@@ -133,7 +134,7 @@ class Speculator:
         """Decode a prompt and give its features to the drafter; returns the token that follows it."""
         if not len(tokens):
             return None
-        start = time.perf_counter()
+        start, inject = time.perf_counter(), self.timing.inject
         batch = Batch.of_tokens(tokens, pos, seq)
         choice: int | None = None
         for first, part in batch.parts(self.target.options.n_ubatch):
@@ -147,6 +148,7 @@ class Speculator:
                 choice = int(results["argmax"][0])
             else:
                 choice = self.sampler.draw(self.sampler.distribution(results["logits"][0]), seq)
+        self.timing.inject = inject  # what the prompt took is part of its prefill
         self.timing.prefill += time.perf_counter() - start
         return choice
 
