@@ -21,7 +21,7 @@ from draftsmith.dsl.ir import Graph, Value
 from draftsmith.dsl.specs import KVCache
 
 from .batch import Batch
-from .cells import Cells, padded
+from .cells import Cells
 from .model import Model, native_params, prepare_graph
 
 KV_TYPES = tuple(GGMLType[n] for n in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"))
@@ -320,10 +320,8 @@ class Context:
     def head_row_group(self) -> int:
         """How many rows the CPU multiplies with the head at once: it reads a quantised matrix once for every 4 rows,
         or 2, and again for a rest, so that 15 rows take longer than 16."""
-        name = self.bound.borrowed().get("target:output")
-        file = self.model.target.file if name and self.model.target else self.model.file
-        head = file.tensors.get(name or "output.weight")
-        return 4 if head is not None and head.type.is_quantized else 1
+        head = getattr(self.bound.arch, "output", None)
+        return 4 if head is not None and head.dtype.is_quantized else 1
 
     # -- state -----------------------------------------------------------------------------------------------
     def remove(self, seq: int, start: int, end: int | None = None) -> None:
@@ -411,8 +409,3 @@ def _check_cache_types(bound: BoundModel) -> None:
                             "divide this model's "
                             f"head size {n}"
                         )
-
-
-def context_size(requested: int, trained: int) -> int:
-    """Cells for a context of ``requested`` tokens (0: as trained)."""
-    return padded(requested or trained)

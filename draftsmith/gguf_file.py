@@ -158,10 +158,6 @@ class Value:
         except UnicodeDecodeError:
             raise GGUFError(f"{self._where}: the string is not valid UTF-8 (at byte {self.offset})") from None
 
-    @property
-    def is_array(self) -> bool:
-        return self.type.startswith("arr[")
-
     def __repr__(self) -> str:
         return f"Value({self.type}, {self._value!r})"
 

@@ -18,7 +18,7 @@ from . import trace
 from .dtypes import GGMLType
 from .errors import ShapeError
 from .expr import Sym, lift, same, without_common_factors
-from .ir import CONTIGUOUS, Layout, Shape, Value, describe_numbers, describe_type
+from .ir import CONTIGUOUS, Layout, Value, describe_numbers, describe_type
 
 F32, F16, I32, I64 = GGMLType.f32, GGMLType.f16, GGMLType.i32, GGMLType.i64
 
@@ -212,11 +212,3 @@ def tile(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any,
     if padded.shape == shape:
         return padded
     return np.tile(padded, tuple(b // s for s, b in zip(padded.shape, shape, strict=True)))
-
-
-def broadcast_shape(shape: Shape) -> Shape:
-    """A shape without trailing ones beyond the first dim."""
-    dims = list(shape)
-    while len(dims) > 1 and same(dims[-1], 1):
-        dims.pop()
-    return tuple(dims)

@@ -51,12 +51,6 @@ def block_of(anchor: int, length: int) -> list[int]:
     return [anchor] + [MASK] * (length - 1)
 
 
-def block_length(drafter: Drafter, n_max: int | None = None) -> int:
-    if "lilicorr.hidden_size" in drafter.f.file.metadata or n_max is None:
-        return drafter.block
-    return n_max + drafter.first_row
-
-
 def lattice(outputs: dict[str, Array]) -> list[dict[tuple[int, int], float]]:
     """The scores of every row by ids, as :class:`Drafted` has them."""
     ids = outputs["candidates"].astype(int)
